@@ -17,7 +17,7 @@ from holdfast.spec.settings import about
 ApiKeyFile = Annotated[
     Path | None,
     about(
-        "A file with API keys as for --api-key, one per line; other users of the machine can read a command line.",
+        "File with API keys, one per line, as for --api-key (a command line is visible to other users).",
         panel="Serving",
     ),
 ]

@@ -10,8 +10,10 @@ from holdfast.settings import Environment
 from holdfast.spec.arguments import Options, by_path
 from holdfast.spec.settings import Settings, about, filled
 
-Json = Annotated[bool, about("JSON on stdout, for programs.")]
-Filename = Annotated[Path | None, about("The manifest; - is standard input.", flag="--filename", short="-f", once=True)]
+Json = Annotated[bool, about("Print JSON.")]
+Filename = Annotated[
+    Path | None, about("Manifest file; - reads standard input.", flag="--filename", short="-f", once=True)
+]
 
 
 class Asked(Settings, frozen=True):

@@ -20,10 +20,10 @@ PART = (r"[1-9]\d{0,3}/[1-9]\d{0,3}", "which of how many, like 2/8")
 class Frontend(Asked, frozen=True):
     """`holdfast bench frontend`."""
 
-    streams: Annotated[int, about("How many streams at once.", min=1)] = 32
-    pace_ms: Annotated[float, about("Time per token; 0 is full speed.", "ms", min=0)] = 0.0
-    requests: Annotated[int, about("How many in all; 0: a few seconds' worth.", min=0)] = 0
-    workers: Annotated[int, about("How many workers.", min=1)] = 2
+    streams: Annotated[int, about("Number of concurrent streams.", min=1)] = 32
+    pace_ms: Annotated[float, about("Time per token; 0: as fast as possible.", "ms", min=0)] = 0.0
+    requests: Annotated[int, about("Total number of requests; 0: enough for a few seconds.", min=0)] = 0
+    workers: Annotated[int, about("Number of workers.", min=1)] = 2
     json: Json = False
 
     def run(self, env: Environment) -> int:
@@ -35,10 +35,12 @@ class Frontend(Asked, frozen=True):
 class Memory(Asked, frozen=True):
     """`holdfast bench memory`."""
 
-    device: Annotated[str, about("host-0, a GPU's UUID (nvidia-smi -L), or cuda-0.")] = "host-0"
-    gib: Annotated[float, about("How much weights.", "GiB", min=0.002)] = 2.0
-    slab_mib: Annotated[int, about("Size of a slab; remap costs by their number.", "MiB", min=2)] = 1024
-    rounds: Annotated[int, about("How often to unmap and remap.", min=1)] = 50
+    device: Annotated[str, about("Device: host-0, a GPU's UUID (nvidia-smi -L), or cuda-0.")] = "host-0"
+    gib: Annotated[float, about("Size of the weights.", "GiB", min=0.002)] = 2.0
+    slab_mib: Annotated[
+        int, about("Slab size, a multiple of 2; remapping takes longer with more slabs.", "MiB", min=2)
+    ] = 1024
+    rounds: Annotated[int, about("Number of unmap/remap rounds.", min=1)] = 50
     json: Json = False
 
     def run(self, env: Environment) -> int:
@@ -55,9 +57,9 @@ class Memory(Asked, frozen=True):
 class Warm(Asked, frozen=True):
     """`holdfast bench warm`."""
 
-    device: Annotated[str, about("host-0, a GPU's UUID (nvidia-smi -L), or cuda-0.")] = "host-0"
-    gib: Annotated[float, about("How much weights; as much host memory is needed.", "GiB", min=0.002)] = 1.0
-    rounds: Annotated[int, about("How often to demote and promote.", min=1)] = 5
+    device: Annotated[str, about("Device: host-0, a GPU's UUID (nvidia-smi -L), or cuda-0.")] = "host-0"
+    gib: Annotated[float, about("Size of the weights; needs the same amount of host memory.", "GiB", min=0.002)] = 1.0
+    rounds: Annotated[int, about("Number of demote/promote rounds.", min=1)] = 5
     json: Json = False
 
     def run(self, env: Environment) -> int:
@@ -72,14 +74,20 @@ class Warm(Asked, frozen=True):
 class Failover(Asked, frozen=True):
     """`holdfast bench failover`."""
 
-    rounds: Annotated[int, about("How often the active engine is ended.", min=1)] = 200
-    streams: Annotated[int, about("How many clients ask all the time; 0: as many as suit.", min=0)] = 0
-    tokens: Annotated[int, about("How long each answer is; 0: as long as suits.", min=0)] = 0
-    vault_gib: Annotated[float, about("sim: weights and KV pool of the engine.", "GiB", min=0.01)] = 0.25
-    seed: Annotated[int, about("When and how it is ended.")] = 1
-    engine: Annotated[str, about("sim, or torch with the tiny model.", choices=("sim", "torch"))] = "sim"
-    exact: Annotated[bool, about("torch: its arithmetic.", flag="--exact/--fast")] = True
-    kv: Annotated[str, about("torch: where the KV pool lies.", choices=("vault", "direct"))] = "vault"
+    rounds: Annotated[int, about("Number of times the active engine is killed.", min=1)] = 200
+    streams: Annotated[int, about("Number of concurrent clients; 0: 16 with sim, 12 with torch.", min=0)] = 0
+    tokens: Annotated[int, about("Tokens per answer; 0: 200 with sim, 150 with torch.", min=0)] = 0
+    vault_gib: Annotated[
+        float, about("sim: memory of the engine in the vault, weights and KV pool.", "GiB", min=0.01)
+    ] = 0.25
+    seed: Annotated[int, about("Random seed for when and how the engine is killed.")] = 1
+    engine: Annotated[str, about("Engine: sim, or torch with the tiny model.", choices=("sim", "torch"))] = "sim"
+    exact: Annotated[
+        bool, about("torch: --exact computes independently of the batch; --fast is quicker.", flag="--exact/--fast")
+    ] = True
+    kv: Annotated[
+        str, about("torch: KV pool in the vault, or in the engine itself (direct).", choices=("vault", "direct"))
+    ] = "vault"
     json: Json = False
 
     def run(self, env: Environment) -> int:
@@ -98,11 +106,13 @@ class Failover(Asked, frozen=True):
 class Overload(Asked, frozen=True):
     """`holdfast bench overload`."""
 
-    seconds: Annotated[float, about("How long clients ask.", "s", min=1)] = 60.0
-    workers: Annotated[int, about("How many sim workers.", min=1)] = 1
-    load: Annotated[float, about("Clients for each place that the workers have.", min=0.1)] = 2.0
-    kill_every_s: Annotated[float, about("Kill a worker this often; 0: never.", "s", min=0)] = 0.0
-    seed: Annotated[int, about("What is asked, and who is killed.")] = 1
+    seconds: Annotated[float, about("Duration of the load.", "s", min=1)] = 60.0
+    workers: Annotated[int, about("Number of sim workers.", min=1)] = 1
+    load: Annotated[
+        float, about("Clients per place; places are the running plus the queued streams that workers take.", min=0.1)
+    ] = 2.0
+    kill_every_s: Annotated[float, about("Time between kills of a worker; 0: no kills.", "s", min=0)] = 0.0
+    seed: Annotated[int, about("Random seed for the requests and for which worker is killed.")] = 1
     json: Json = False
 
     def run(self, env: Environment) -> int:
@@ -115,13 +125,15 @@ class Overload(Asked, frozen=True):
 class Health(Asked, frozen=True):
     """`holdfast bench health`."""
 
-    only: Annotated[str, about("Only these faults, with commas between.")] = ""
-    pairs: Annotated[bool, about("Every two faults at once; half an hour.")] = False
-    soak: Annotated[str, about("No fault, more work than places and no idle core, for so long; e.g. 10m.")] = ""
-    part: Annotated[str, about("Only one of several equal parts of it; e.g. 2/8.", like=PART)] = "1/1"
-    limit_s: Annotated[float, about("No fault is begun after so long; 0: there is no end.", "s", min=0)] = 0.0
-    canary_interval_s: Annotated[float, about("How often each worker is asked.", "s", over=0)] = 5.0
-    seed: Annotated[int, about("What is asked, and who is broken.")] = 1
+    only: Annotated[str, about("Run only these faults, separated by commas.")] = ""
+    pairs: Annotated[bool, about("Inject every two faults at once; takes half an hour.")] = False
+    soak: Annotated[
+        str, about("Inject no faults; overload workers and CPU cores for this long, e.g. 10m, and expect no alarm.")
+    ] = ""
+    part: Annotated[str, about("Run only one of several equal parts, e.g. 2/8.", like=PART)] = "1/1"
+    limit_s: Annotated[float, about("Start no further case after this time; 0: no limit.", "s", min=0)] = 0.0
+    canary_interval_s: Annotated[float, about("Time between canary checks of each worker.", "s", over=0)] = 5.0
+    seed: Annotated[int, about("Random seed for the requests and for which worker gets the fault.")] = 1
     json: Json = False
 
     def run(self, env: Environment) -> int:
@@ -150,8 +162,8 @@ class Health(Asked, frozen=True):
 class Degrade(Asked, frozen=True):
     """`holdfast bench degrade`."""
 
-    workers: Annotated[int, about("How many sim workers.", min=10, max=100)] = 10
-    seed: Annotated[int, about("When clients begin to ask.")] = 1
+    workers: Annotated[int, about("Number of sim workers.", min=10, max=100)] = 10
+    seed: Annotated[int, about("Random seed for when clients start.")] = 1
     json: Json = False
 
     def run(self, env: Environment) -> int:
@@ -169,13 +181,13 @@ class Degrade(Asked, frozen=True):
 class Engine(Asked, frozen=True):
     """`holdfast bench engine`."""
 
-    model: Annotated[str, about("default, tiny, a directory of safetensors, or a .gguf file.")] = "default"
-    streams: Annotated[str, about("How many at once; several with commas between.")] = "1,8"
-    tokens: Annotated[int, about("New tokens of each stream.")] = 128
-    prompt_tokens: Annotated[int, about("Tokens of a prompt, on average.")] = 64
-    compare: Annotated[str, about("transformers: its `generate` takes turns with ours.")] = ""
-    repeats: Annotated[int, about("How many rounds; figures are their medians.")] = 5
-    threads: Annotated[int, about("Threads of torch; 0: all cores but one, as the engine has.")] = 0
+    model: Annotated[str, about("Model: default, tiny, a directory of safetensors, or a .gguf file.")] = "default"
+    streams: Annotated[str, about("Number of concurrent streams; several runs are separated by commas.")] = "1,8"
+    tokens: Annotated[int, about("Output tokens per stream.")] = 128
+    prompt_tokens: Annotated[int, about("Average prompt length in tokens.")] = 64
+    compare: Annotated[str, about("transformers: also measure its `generate`, alternating with ours.")] = ""
+    repeats: Annotated[int, about("Number of rounds; results are medians.")] = 5
+    threads: Annotated[int, about("CPU threads of torch; 0: all cores but one, as in the engine.")] = 0
     json: Json = False
 
     def run(self, env: Environment) -> int:

@@ -20,15 +20,15 @@ from holdfast.supervise.records import read_record, read_records
 class Chaos(Asked, frozen=True):
     """`holdfast chaos`."""
 
-    worker: Annotated[str, about("The worker's name, as `holdfast ps` shows it.", positional=True, required=True)] = ""
-    fault: Annotated[str, about("What to do to it; see above.", positional=True, required=True)] = ""
-    factor: Annotated[float, about("slow: how many times slower.")] = 20.0
-    tokens: Annotated[int, about("error-after, truncate: how many tokens.")] = 5
-    every: Annotated[int, about("error-every: one in so many streams.")] = 5
-    seed: Annotated[int, about("flip-bits: which bits, and how many.")] = 0
-    ms: Annotated[int, about("late-pongs, late-beats: how late.", "ms")] = 3000
-    times: Annotated[int, about("wrong-proofs: how many of them.")] = 1
-    by: Annotated[float, about("drift-logprobs: how much lower.")] = 0.5
+    worker: Annotated[str, about("Worker name, as shown by `holdfast ps`.", positional=True, required=True)] = ""
+    fault: Annotated[str, about("Fault to inject; see above.", positional=True, required=True)] = ""
+    factor: Annotated[float, about("slow: factor by which everything takes longer.")] = 20.0
+    tokens: Annotated[int, about("error-after, truncate: number of tokens before the fault.")] = 5
+    every: Annotated[int, about("error-every: one in this many streams fails.")] = 5
+    seed: Annotated[int, about("flip-bits: random seed for which bits, 1 to 8, are flipped.")] = 0
+    ms: Annotated[int, about("late-pongs, late-beats: delay.", "ms")] = 3000
+    times: Annotated[int, about("wrong-proofs: number of self-checks after a takeover that fail.")] = 1
+    by: Annotated[float, about("drift-logprobs: amount subtracted from every log-probability.")] = 0.5
 
     def run(self, env: Environment) -> int:
         fault = self.fault.replace("-", "_")

@@ -41,7 +41,7 @@ LOOK_S = 0.05
 class Down(Asked, frozen=True):
     """`holdfast down`."""
 
-    node: Annotated[str, about("Only this node, which `holdfast node` started here.")] = ""
+    node: Annotated[str, about("Stop only this node, which `holdfast node` started here.")] = ""
 
     def run(self, env: Environment) -> int:
         state_dir = readable(env.state_dir)

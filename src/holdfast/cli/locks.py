@@ -27,16 +27,16 @@ class Serve(Asked, frozen=True):
     """`holdfast lock serve`."""
 
     address: Annotated[
-        str, about("Where to listen, unix:///path or tcp://host:port; default: in the state directory.")
+        str, about("Listen address, unix:///path or tcp://host:port (default: a socket in the state directory).")
     ] = ""
     state_file: Annotated[
-        Path | None, about("Where it remembers who has the lock; default: in the state directory.")
+        Path | None, about("File that records the lock's holder (default: in the state directory).")
     ] = None
     window_s: Annotated[
-        float, about("After a restart only the last holder may come back for so long.", "s")
+        float, about("Time after a restart during which only the last holder can take the lock again.", "s")
     ] = 3.0
     token_file: Annotated[
-        Path | None, about("A file with the token clients must show; default $HOLDFAST_LOCK_TOKEN.")
+        Path | None, about("File with the token that clients must send (default: $HOLDFAST_LOCK_TOKEN).")
     ] = None
 
     def run(self, env: Environment) -> int:

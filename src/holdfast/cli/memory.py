@@ -39,7 +39,7 @@ SHOWN_MAX = 30  # lines of history per vault
 
 Facts = dict[str, Any]
 SocketDir = Annotated[
-    Path | None, about("Where the sockets are; default $GMS_SOCKET_DIR, or `gms` in the state directory.")
+    Path | None, about("Directory of the vaults' sockets (default: $GMS_SOCKET_DIR, or `gms` in the state directory).")
 ]
 
 
@@ -50,19 +50,19 @@ class Serve(Asked, frozen=True):
     """`holdfast memory serve`: in the foreground; the vaults' own lines appear here, one per event."""
 
     device: Annotated[
-        tuple[str, ...], about("host-0, a GPU's UUID (nvidia-smi -L), or cuda-0; may be repeated.")
+        tuple[str, ...], about("Device to serve: host-0, a GPU's UUID (nvidia-smi -L), or cuda-0; may be repeated.")
     ] = ()
-    every: Annotated[bool, about("Every GPU of this machine, and host-0.", flag="--all")] = False
+    every: Annotated[bool, about("Serve all GPUs of this machine, and host-0.", flag="--all")] = False
     socket_dir: SocketDir = None
     budget_gib: Annotated[
-        float, about("At most this much per device, weights and pool; 0: what there is.", "GiB", min=0)
+        float, about("Maximum memory per device, weights plus KV pool (0: all there is).", "GiB", min=0)
     ] = 0.0
     host_budget_gib: Annotated[
-        float, about("Host memory for weights that are demoted, at most this much per device; 0: none.", "GiB", min=0)
+        float, about("Maximum host memory per device for demoted weights (0: none).", "GiB", min=0)
     ] = 0.0
-    allow_uid: Annotated[tuple[int, ...], about("Serve this user too; may be repeated.")] = ()
+    allow_uid: Annotated[tuple[int, ...], about("User ID that may also connect; may be repeated.")] = ()
     status_address: Annotated[
-        str, about("Where /metrics is, e.g. tcp://127.0.0.1:0; with several devices only port 0.")
+        str, about("Address of /metrics, e.g. tcp://127.0.0.1:0; with several devices the port must be 0.")
     ] = ""
 
     def run(self, env: Environment) -> int:
@@ -145,7 +145,7 @@ class Show(Asked, frozen=True):
     """`holdfast memory status`."""
 
     socket_dir: SocketDir = None
-    history: Annotated[bool, about("Show what happened lately, too.")] = False
+    history: Annotated[bool, about("Also show recent events.")] = False
     json: Json = False
 
     def run(self, env: Environment) -> int:

@@ -27,10 +27,10 @@ GIB = 1024**3
 class Move(Asked, frozen=True):
     """What both ask for."""
 
-    device: Annotated[str, about("host-0, a GPU's UUID, or cuda-0.", positional=True, required=True)] = ""
+    device: Annotated[str, about("Device: host-0, a GPU's UUID, or cuda-0.", positional=True, required=True)] = ""
     socket_dir: SocketDir = None
     timeout_s: Annotated[
-        float, about("How long to wait; the move itself goes on.", "s", flag="--timeout", min=1)
+        float, about("Time limit for waiting; the move itself continues.", "s", flag="--timeout", min=1)
     ] = levels.MOVE_S
     json: Json = False
 

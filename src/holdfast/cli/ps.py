@@ -52,7 +52,7 @@ class Ps(Asked, frozen=True):
     """`holdfast ps`."""
 
     json: Json = False
-    node: Annotated[str, about("Only this node, which `holdfast node` started here.")] = ""
+    node: Annotated[str, about("Show only this node, which `holdfast node` started here.")] = ""
 
     def run(self, env: Environment) -> int:
         state_dir = readable(env.state_dir)
@@ -188,7 +188,7 @@ class Incidents(Asked, frozen=True):
     """`holdfast incidents`, oldest first."""
 
     json: Json = False
-    last: Annotated[int, about("How many, the latest; 0: all of the hundred that are kept.", min=0)] = 20
+    last: Annotated[int, about("Number of latest incidents to show (0: all that are kept, at most 100).", min=0)] = 20
 
     def run(self, env: Environment) -> int:
         statuses = asyncio.run(look_at_all(env.state_dir))

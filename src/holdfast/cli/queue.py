@@ -100,10 +100,13 @@ class Queue(Asked, frozen=True):
     """`holdfast queue`."""
 
     json: Json = False
-    all: Annotated[bool, about("Also requests that are on a worker.")] = False
+    all: Annotated[bool, about("Also show requests that are on a worker.")] = False
     kill: Annotated[
         str | None,
-        about("End this one, waiting or on a worker, by its id, or all that clients gave this name: they are told so."),
+        about(
+            "Cancel the queued or running request with this id, or all that clients gave this name; clients get "
+            "an error."
+        ),
     ] = None
     store: StoreOption = ""
 

@@ -40,18 +40,18 @@ class Up(Asked, frozen=True):
 
     config: Annotated[
         Path | None,
-        about("A TOML file with any of these options, e.g. port = 9000; the command line wins.", short="-c"),
+        about("TOML file with any of these options, e.g. port = 9000; the command line takes precedence.", short="-c"),
     ] = None
     file: Filename = None
     detach: Annotated[bool, about("Run in the background.", short="-d")] = False
     untied: Annotated[
-        bool, about("If this command is killed the rest goes on, and the next `up` adopts it (systemd).")
+        bool, about("Keep all processes running if this command is killed; the next `up` adopts them (for systemd).")
     ] = False
-    spec: Annotated[DeploymentSpec, about("What should run.")] = DeploymentSpec("")
+    spec: Annotated[DeploymentSpec, about("The deployment.")] = DeploymentSpec("")
     device: Annotated[
         str,
         about(
-            "auto (a GPU if there is one), cpu, or GPUs: cuda-0,cuda-1 or their UUIDs; workers take them in turn.",
+            "auto (a GPU if there is one), cpu, or GPUs: cuda-0,cuda-1 or their UUIDs, assigned to workers in turn.",
             panel="The torch and vllm engines",
         ),
     ] = "auto"
@@ -152,10 +152,10 @@ class Up(Asked, frozen=True):
 class Worker(Asked, frozen=True):
     """`holdfast worker`."""
 
-    launch: Annotated[WorkerLaunch, about("What it is started with.")] = WorkerLaunch()
+    launch: Annotated[WorkerLaunch, about("Settings of the worker.")] = WorkerLaunch()
     lock_token_file: Annotated[
         Path | None,
-        about("A file with the token of a lock server on TCP; default $HOLDFAST_LOCK_TOKEN.", panel="Failover"),
+        about("File with the token for a lock server on TCP (default: $HOLDFAST_LOCK_TOKEN).", panel="Failover"),
     ] = None
 
     @classmethod
@@ -186,7 +186,7 @@ class Worker(Asked, frozen=True):
 class Frontend(Asked, frozen=True):
     """`holdfast frontend`: one of a deployment's, with the same options."""
 
-    spec: Annotated[DeploymentSpec, about("The deployment that it is of.")] = DeploymentSpec("")
+    spec: Annotated[DeploymentSpec, about("The deployment it belongs to.")] = DeploymentSpec("")
     api_key_file: ApiKeyFile = None
 
     @classmethod
@@ -206,7 +206,7 @@ class Frontend(Asked, frozen=True):
 class Store(Asked, frozen=True):
     """`holdfast store`."""
 
-    launch: Annotated[StoreLaunch, about("What it is started with.")] = StoreLaunch()
+    launch: Annotated[StoreLaunch, about("Settings of the store.")] = StoreLaunch()
 
     @classmethod
     def of(cls, env: Environment) -> Self:
@@ -220,9 +220,9 @@ class Store(Asked, frozen=True):
 class Control(Asked, frozen=True):
     """`holdfast control`."""
 
-    launch: Annotated[ControlLaunch, about("What it is started with.")] = ControlLaunch()
+    launch: Annotated[ControlLaunch, about("Settings of the control.")] = ControlLaunch()
     lock_token_file: Annotated[
-        Path | None, about("A file with the token of a lock server on TCP; default $HOLDFAST_LOCK_TOKEN.")
+        Path | None, about("File with the token for a lock server on TCP (default: $HOLDFAST_LOCK_TOKEN).")
     ] = None
 
     @classmethod

@@ -49,8 +49,8 @@ class Top(Asked, frozen=True):
     """`holdfast top`."""
 
     json: Json = False
-    once: Annotated[bool, about("One page, and no more.")] = False
-    every: Annotated[float, about("Between two looks.", "s", min=0.2, max=60.0)] = 1.0
+    once: Annotated[bool, about("Show one page and exit.")] = False
+    every: Annotated[float, about("Time between updates.", "s", min=0.2, max=60.0)] = 1.0
 
     def run(self, env: Environment) -> int:
         state_dir = readable(env.state_dir)

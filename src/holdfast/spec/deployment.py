@@ -38,51 +38,56 @@ class DeploymentSpec(Settings, frozen=True):
     Two settings are others for a whole deployment than for a process alone: its engine is a real one, and its frontends
     leave within seconds, because a person who pressed Ctrl-C waits for it."""
 
-    name: Annotated[
-        str, about("The deployment's name; default $DYN_NAMESPACE or local.", flag="--deployment", **_SERVING)
-    ]
+    name: Annotated[str, about("Deployment name (default: $DYN_NAMESPACE, or local).", flag="--deployment", **_SERVING)]
     workers: Annotated[
         int,
-        about("How many workers; each is an active engine with its standbys.", min=0, max=WORKERS_MAX, commands=_UP),
+        about("Number of workers; each is one active engine plus its standbys.", min=0, max=WORKERS_MAX, commands=_UP),
     ] = 1
     standbys: Annotated[
         int,
-        about("Standbys of each worker; 0: plain workers, without vaults.", min=0, max=STANDBYS_MAX, commands=_UP),
+        about(
+            "Standby engines per worker (0: none, and no vaults; only with --engine sim).",
+            min=0,
+            max=STANDBYS_MAX,
+            commands=_UP,
+        ),
     ] = 1
-    frontends: Annotated[int, about("How many frontends share the port.", min=1, max=64, commands=_UP)] = 1
+    frontends: Annotated[
+        int, about("Number of frontend processes; they share the port.", min=1, max=64, commands=_UP)
+    ] = 1
     controls: Annotated[
         int,
         about(
-            "Processes that check workers and decide about their traffic; one leads; 0: nobody does.",
+            "Number of control processes, which check workers and direct traffic; one leads (0: no checks).",
             min=0,
             max=CONTROLS_MAX,
             commands=_UP,
         ),
     ] = 1
-    host: Annotated[str, about("Where to listen; 0.0.0.0 for everyone, :: with IPv6.", commands=("up", "frontend"))] = (
-        "127.0.0.1"
-    )
-    port: Annotated[
-        int, about("Where to listen; 0 picks a free port.", min=0, max=65535, commands=("up", "frontend"))
-    ] = 8000
+    host: Annotated[
+        str, about("HTTP listen address; 0.0.0.0: all IPv4 addresses; :: includes IPv6.", commands=("up", "frontend"))
+    ] = "127.0.0.1"
+    port: Annotated[int, about("HTTP port; 0 picks a free one.", min=0, max=65535, commands=("up", "frontend"))] = 8000
     # Below the ephemeral ports, and no well-known exporter's.
     status_port: Annotated[
         int,
         about(
-            "worker-1a's /metrics and /health; 1b's is one more, 2a's ten more, control's one less; 0: free ports.",
+            "Port of worker-1a's /metrics and /health; 1b's is +1, 2a's +10, the first control's -1; 0: free ports.",
             min=0,
             max=65535,
             commands=_UP,
         ),
     ] = 9650
-    status_host: Annotated[str, about("Where workers' and controls' status pages listen.")] = "127.0.0.1"
-    store: Annotated[str, about("A store to use, e.g. etcd://127.0.0.1:2379; default: our own.", **_SERVING)] = ""
-    vault_dir: Annotated[str, about("Where vaults listen; empty: `gms` in the state directory.")] = ""
+    status_host: Annotated[str, about("Listen address of the workers' and controls' status pages.")] = "127.0.0.1"
+    store: Annotated[
+        str, about("Store to use, e.g. etcd://127.0.0.1:2379 (default: the embedded store).", **_SERVING)
+    ] = ""
+    vault_dir: Annotated[str, about("Directory of the vaults' sockets (empty: `gms` in the state directory).")] = ""
     backend: Annotated[
         str,
         about(
-            "Be a fleet, for `holdfast deploy`, in place of workers of its own: local, with this machine as a node, or "
-            "ray, with a Ray cluster's.",
+            "Run a fleet for `holdfast deploy` instead of fixed workers: local (this machine is a node) or ray (a"
+            " Ray cluster).",
             choices=("", "local", "ray"),
             panel="The fleet",
             commands=_UP,
@@ -91,51 +96,62 @@ class DeploymentSpec(Settings, frozen=True):
     address: Annotated[
         str,
         about(
-            "With --backend ray: the head of its cluster, HOST:PORT; default: the one that runs on this machine.",
+            "With --backend ray: HOST:PORT of the cluster's head (default: the cluster running on this machine).",
             panel="The fleet",
             commands=_UP,
         ),
     ] = ""
-    node: Annotated[str, about("What this node is called; default: the machine's name.", **_FLEET)] = ""
+    node: Annotated[str, about("Name of this node (default: the host name).", **_FLEET)] = ""
     node_address: Annotated[
         str,
         about(
-            "Where frontends on other machines reach its engines, a host or its IP; default: from this one only.",
+            "Host or IP at which frontends on other machines reach this node's engines (default: local only).",
             **_FLEET,
         ),
     ] = ""
-    node_devices: Annotated[int, about("Devices in host memory, where there are no GPUs.", min=1, max=64, **_FLEET)] = 1
+    node_devices: Annotated[
+        int, about("Without GPUs: number of devices, which are parts of host memory.", min=1, max=64, **_FLEET)
+    ] = 1
     node_gib: Annotated[
         float,
         about(
-            "What replicas may have of each of them; 0: half of what is free.", "GiB", min=0, max=GIB_MAX, **_FLEET
+            "Without GPUs: memory of each device (0: half of the free host memory, divided among the devices).",
+            "GiB",
+            min=0,
+            max=GIB_MAX,
+            **_FLEET,
         ),
     ] = 0.0
     node_host_gib: Annotated[
         float,
         about(
-            "Host memory for weights of WARM replicas; -1: half of what is free beside GPUs, else none.",
+            "Host memory for weights of WARM replicas (-1: half of the free host memory with GPUs, else none).",
             "GiB",
             min=-1,
             max=GIB_MAX,
             **_FLEET,
         ),
     ] = -1.0
-    gpus: Annotated[tuple[str, ...], about("A real engine's devices, by UUID; none: host memory.")] = ()
+    gpus: Annotated[tuple[str, ...], about("GPUs of the torch and vllm engines, by UUID (none: host memory).")] = ()
     # As long as loading the largest models may take.
     wait_s: Annotated[
         float,
-        about("How long it may take until it serves; past it all is stopped again.", "s", over=0, commands=_UP),
+        about(
+            "Time limit for the deployment to start serving; after it, `up` stops what it started.",
+            "s",
+            over=0,
+            commands=_UP,
+        ),
     ] = 7200.0
-    log_level: Annotated[str, about("How much its processes log.", choices=("debug", "info", "warning", "error"))] = (
+    log_level: Annotated[str, about("Log level of all processes.", choices=("debug", "info", "warning", "error"))] = (
         "info"
     )
-    worker: Annotated[WorkerLaunch, about("What every worker is like.")] = WorkerLaunch(
+    worker: Annotated[WorkerLaunch, about("Settings of every worker.")] = WorkerLaunch(
         engine="torch", model="smollm2-135m-instruct"
     )
-    control: Annotated[ControlLaunch, about("What every control is like.")] = ControlLaunch()
+    control: Annotated[ControlLaunch, about("Settings of every control.")] = ControlLaunch()
     # After the others: of an option that several have, `holdfast frontend` means its own.
-    frontend: Annotated[FrontendLaunch, about("What every frontend is like.")] = FrontendLaunch(drain_s=4.0)
+    frontend: Annotated[FrontendLaunch, about("Settings of every frontend.")] = FrontendLaunch(drain_s=4.0)
 
     @property
     def ranks(self) -> int:

@@ -34,20 +34,26 @@ _SHARED: dict[str, Any] = {"engines": REAL, "panel": "The torch and vllm engines
 class SimSettings(Settings, frozen=True):
     """The sim engine; what it is not told behaves like a small GPU engine."""
 
-    ttft_ms: Annotated[float, about("Time to the first token.", "ms", min=0, commands=_BOTH)] = 50.0
-    tpot_ms: Annotated[float, about("Time per token; 0 is full speed.", "ms", min=0, commands=_BOTH)] = 20.0
-    jitter: Annotated[float, about("Share by which a step's time varies.", min=0, max=0.99, commands=_WORKER)] = 0.10
-    concurrency: Annotated[int, about("Streams that run at once.", min=1, commands=_WORKER)] = 256
-    queue: Annotated[int, about("Streams that may wait beyond those.", min=0, commands=_WORKER)] = 256
+    ttft_ms: Annotated[float, about("Simulated time to the first token.", "ms", min=0, commands=_BOTH)] = 50.0
+    tpot_ms: Annotated[
+        float, about("Simulated time per token; 0: as fast as possible.", "ms", min=0, commands=_BOTH)
+    ] = 20.0
+    jitter: Annotated[
+        float, about("Random variation of the time per step, as a fraction.", min=0, max=0.99, commands=_WORKER)
+    ] = 0.10
+    concurrency: Annotated[int, about("Maximum number of streams running at once.", min=1, commands=_WORKER)] = 256
+    queue: Annotated[int, about("Maximum number of streams queued beyond those.", min=0, commands=_WORKER)] = 256
     block_size: Annotated[int, about("Tokens per KV block.", "tokens", min=1, commands=_WORKER)] = 16
     # When they run out, the youngest stream waits.
-    kv_blocks: Annotated[int, about("KV blocks.", min=1, commands=_WORKER)] = 65_536
-    context_tokens_max: Annotated[int, about("Prompt and answer together.", "tokens", min=1, commands=_WORKER)] = 32_768
+    kv_blocks: Annotated[int, about("Number of KV blocks.", min=1, commands=_WORKER)] = 65_536
+    context_tokens_max: Annotated[
+        int, about("Maximum context length, prompt plus answer.", "tokens", min=1, commands=_WORKER)
+    ] = 32_768
     # The weights take what the pool leaves.
     vault_gib: Annotated[
         float,
         about(
-            "A sim engine's memory in the vault, weights and KV pages.",
+            "Memory of a sim engine in the vault, weights plus KV pages.",
             "GiB",
             min=0,
             max=GIB_MAX,
@@ -61,23 +67,41 @@ class SimSettings(Settings, frozen=True):
     ranks: Annotated[
         int,
         about(
-            "Processes of one engine.", min=1, max=64, commands=_UP, instead={"torch": "a real model's is --ranks"}
+            "Number of processes (ranks) per engine.",
+            min=1,
+            max=64,
+            commands=_UP,
+            instead={"torch": "a real model's is --ranks"},
         ),
     ] = 1
     # Another of these is another model: it says other words, or the same ones by other ids.
-    revision: Annotated[int, about("Which revision of its weights it has.", min=1, commands=_WORKER)] = 1
+    revision: Annotated[
+        int, about("Revision of the simulated weights; another revision gives other answers.", min=1, commands=_WORKER)
+    ] = 1
     quantization: Annotated[
         str,
         about(
-            "How its weights are stored, as its card says.", like=(r"[a-z0-9_]{1,16}", "a short word"), commands=_WORKER
+            "Quantization of the simulated weights, as shown in the model card.",
+            like=(r"[a-z0-9_]{1,16}", "a short word"),
+            commands=_WORKER,
         ),
     ] = "none"
-    tokenizer: Annotated[int, about("Which of its tokenizers it has.", min=1, max=1000, commands=_WORKER)] = 1
+    tokenizer: Annotated[
+        int,
+        about(
+            "Number of the simulated tokenizer; another one uses other token ids.", min=1, max=1000, commands=_WORKER
+        ),
+    ] = 1
     fault: Annotated[
-        str, about("A fault it starts with, e.g. error_every:3 (`holdfast chaos`).", commands=_WORKER, hidden=True)
+        str,
+        about(
+            "Fault that is active from the start, e.g. error_every:3 (see `holdfast chaos`).",
+            commands=_WORKER,
+            hidden=True,
+        ),
     ] = ""
     poison_token: Annotated[
-        int, about("A prompt with this token kills its engine; -1: none does.", min=-1, commands=_UP, hidden=True)
+        int, about("A prompt with this token id kills the engine (-1: none).", min=-1, commands=_UP, hidden=True)
     ] = -1
 
 
@@ -86,12 +110,12 @@ class TorchSettings(Settings, frozen=True):
 
     exact: Annotated[
         bool,
-        about("Arithmetic that does not depend on the batch, or the quicker.", flag="--exact/--fast", commands=_BOTH),
+        about("--exact: results do not depend on the batch; --fast: quicker.", flag="--exact/--fast", commands=_BOTH),
     ] = False
     kv_gib: Annotated[
         float,
         about(
-            "KV pool of one rank; 0: half on a CPU, on a GPU what is left (vllm there must be told).",
+            "KV pool per rank (0: 0.5 GiB on a CPU, the remaining memory on a GPU; vllm on a GPU requires a value).",
             "GiB",
             min=0,
             commands=_BOTH,
@@ -99,35 +123,45 @@ class TorchSettings(Settings, frozen=True):
             **_SHARED,
         ),
     ] = 0.0
-    block_tokens: Annotated[int, about("Tokens in one KV block.", "tokens", min=1)] = 16
+    block_tokens: Annotated[int, about("Tokens per KV block.", "tokens", min=1)] = 16
     context_tokens_max: Annotated[
         int,
         about(
-            "Prompt and answer together; 0: the model's.", "tokens", min=0, flag="--context", commands=_BOTH, **_SHARED
+            "Maximum context length, prompt plus answer (0: the model's).",
+            "tokens",
+            min=0,
+            flag="--context",
+            commands=_BOTH,
+            **_SHARED,
         ),
     ] = 0
     concurrency: Annotated[
         int,
         about(
-            "Streams that run at once; 0: 32 on a CPU, 64 on a GPU, with vllm 256 there.",
+            "Maximum number of streams running at once (0: 32 on a CPU; on a GPU 64, with vllm 256).",
             min=0,
             flag="--streams-max",
             commands=_BOTH,
             **_SHARED,
         ),
     ] = 0
-    queue: Annotated[int, about("Streams that may wait beyond those; more are refused.", min=0)] = 256
+    queue: Annotated[int, about("Maximum number of streams queued beyond those; more are refused.", min=0)] = 256
     # How long prompts hold others up.
     step_tokens_max: Annotated[
-        int, about("Positions that one step computes; 0: 128 on a CPU, 2,048 on a GPU.", "tokens", min=0)
+        int,
+        about(
+            "Maximum tokens computed per step (0: 128 on a CPU, 2,048 on a GPU, at least twice the concurrency).",
+            "tokens",
+            min=0,
+        ),
     ] = 0
     threads: Annotated[
-        int, about("CPU threads; 0: all cores but one.", min=0, flag="--torch-threads", commands=_BOTH)
+        int, about("CPU threads (0: all cores but one).", min=0, flag="--torch-threads", commands=_BOTH)
     ] = 0
     ranks: Annotated[
         int,
         about(
-            "Devices that share one engine's model (tensor parallel).",
+            "Number of devices that share one engine's model (tensor parallel).",
             min=1,
             max=16,  # GPUs that one machine has
             commands=_UP,
@@ -158,14 +192,18 @@ class TorchSettings(Settings, frozen=True):
 class VllmSettings(Settings, frozen=True):
     """Stock vLLM as an engine; 0 leaves a setting to the device (`for_device`), or to vLLM."""
 
-    kv_gib: Annotated[float, about("KV pool.", "GiB", min=0)] = 0.0
-    context_tokens_max: Annotated[int, about("Prompt and answer together; 0: the model's.", "tokens", min=0)] = 0
-    concurrency: Annotated[int, about("Streams that run at once.", min=0)] = 0
-    queue: Annotated[int, about("Streams that may wait beyond those; more are refused.", min=0)] = 256
+    kv_gib: Annotated[float, about("KV pool per rank (0: 0.5 GiB on a CPU; required on a GPU).", "GiB", min=0)] = 0.0
+    context_tokens_max: Annotated[
+        int, about("Maximum context length, prompt plus answer (0: the model's).", "tokens", min=0)
+    ] = 0
+    concurrency: Annotated[
+        int, about("Maximum number of streams running at once (0: 32 on a CPU, 256 on a GPU).", min=0)
+    ] = 0
+    queue: Annotated[int, about("Maximum number of streams queued beyond those; more are refused.", min=0)] = 256
     options: Annotated[
         tuple[str, ...],
         about(
-            "vLLM's own options as `vllm serve` takes them, word by word; all words after -- are such.",
+            "Argument passed to vLLM, as for `vllm serve`; may be repeated. All arguments after -- are passed, too.",
             flag="--vllm-option",
             commands=_BOTH,
             rest=True,
@@ -189,16 +227,18 @@ class VllmSettings(Settings, frozen=True):
 class Place(Settings, frozen=True):
     """Where an engine's memory is, and how the engine waits beside it."""
 
-    vault_socket: Annotated[str, about("The vault's socket; default: none, memory of its own.", commands=_ALONE)] = ""
-    device: Annotated[str, about("The device the vault serves, e.g. host-0.", commands=_ALONE)] = "host-0"
+    vault_socket: Annotated[
+        str, about("Socket of the vault (default: none; the engine uses memory of its own).", commands=_ALONE)
+    ] = ""
+    device: Annotated[str, about("Device that the vault serves, e.g. host-0.", commands=_ALONE)] = "host-0"
     engine_id: Annotated[
-        int, about("Which of its group this engine is; default $ENGINE_ID or 0.", min=0, commands=_ALONE)
+        int, about("Number of this engine within its group (default: $ENGINE_ID or 0).", min=0, commands=_ALONE)
     ] = 0
-    who: Annotated[str, about("What it is called at the vault and in locks: its worker's name.")] = "engine"
+    who: Annotated[str, about("Name of the engine at the vault and in locks: its worker's name.")] = "engine"
     standby: Annotated[
         str,
         about(
-            "A standby's memory: mapped and ready, or given back.",
+            "Standby's memory: mapped (ready to take over) or unmapped (mapped at takeover).",
             choices=("mapped", "unmapped"),
             commands=_BOTH,
             with_standbys=True,
@@ -207,7 +247,7 @@ class Place(Settings, frozen=True):
     kv: Annotated[
         str,
         about(
-            "KV in the vault, where it survives, or the engine's own.",
+            "KV pool in the vault, where it survives the engine's death, or in the engine itself (direct).",
             choices=("vault", "direct"),
             commands=_BOTH,
             with_standbys=True,
@@ -215,21 +255,21 @@ class Place(Settings, frozen=True):
     ] = "vault"
     # It takes milliseconds; if one hangs, the next engine must have taken over before frontends give held streams up
     # (30 s), so there must be room for two.
-    wake_s: Annotated[
-        float, about("How long taking over may take.", "s", over=0, commands=_BOTH, with_standbys=True)
-    ] = 12.0
-    load_s: Annotated[
-        float, about("How long loading a model may take.", "s", over=0, commands=_BOTH, panel="Serving")
-    ] = 7200.0
+    wake_s: Annotated[float, about("Time limit for a takeover.", "s", over=0, commands=_BOTH, with_standbys=True)] = (
+        12.0
+    )
+    load_s: Annotated[float, about("Time limit for loading a model.", "s", over=0, commands=_BOTH, panel="Serving")] = (
+        7200.0
+    )
     vault_uids: Annotated[
         tuple[int, ...],
         about(
-            "Whose vault it may be, besides this user's and root's; may be repeated.",
+            "User ID that may own the vault, besides this user and root; may be repeated.",
             flag="--vault-uid",
             commands=_ALONE,
         ),
     ] = ()
-    more_vaults: Annotated[tuple[tuple[str, str], ...], about("Vault's socket and device of ranks 1, 2, …")] = ()
+    more_vaults: Annotated[tuple[tuple[str, str], ...], about("Vault socket and device of ranks 1, 2, …")] = ()
 
     def of_rank(self, rank: int) -> Place:
         """Where a further rank of this engine is, 1 or more."""

@@ -13,9 +13,11 @@ class EventSettings(Settings, frozen=True):
     redis: Annotated[
         str,
         about(
-            "A Redis whose stream dispatcher:events is told what happens in the fleet: redis://HOST:PORT/DB, rediss:// "
-            "or unix://PATH.",
+            "Redis that receives fleet events in the stream dispatcher:events: redis://HOST:PORT/DB, rediss:// or"
+            " unix://PATH.",
             **_BOTH,
         ),
     ] = ""
-    redis_entries_max: Annotated[int, about("Entries that the stream keeps, about.", min=1, **_BOTH)] = 10_000
+    redis_entries_max: Annotated[
+        int, about("Approximate number of entries kept in the Redis stream.", min=1, **_BOTH)
+    ] = 10_000

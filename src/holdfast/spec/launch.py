@@ -26,136 +26,161 @@ _ENGINES = ("up", "worker", "deploy")
 _NAMED = ("up", "worker")  # a fleet calls a model as its key is
 _LONE = ("worker", "frontend", "store", "control")
 _STORED = ("worker", "frontend", "control")
-_STATUS = "Where /live, /health and /metrics are; default tcp://$DYN_SYSTEM_HOST:$DYN_SYSTEM_PORT."
+_STATUS = "Address of /live, /health and /metrics (default: tcp://$DYN_SYSTEM_HOST:$DYN_SYSTEM_PORT)."
 _EVERYWHERE = ("0.0.0.0", "::")  # as hosts to listen on
 
 
 class Launch(Settings, frozen=True):
     """What every process is told, and whoever keeps it running."""
 
-    state_dir: Annotated[str, about("The directory of its deployment's sockets, logs and records.")] = ""
-    name: Annotated[str, about("How `holdfast ps` calls it; default: the next free name.", commands=_LONE)] = ""
-    parent: Annotated[int, about("The process that it dies with; 0: it lives on.")] = 0
-    log_level: Annotated[str, about("How much it logs.", choices=("debug", "info", "warning", "error"))] = "info"
-    probes: Annotated[Probes, about("How it is asked; a startup bound of 0 is its kind's.")] = Probes(startup_s=0.0)
-    stop_s: Annotated[float, about("SIGTERM to SIGKILL; 0: by its kind.", "s", min=0)] = 0.0
-    env: Annotated[tuple[tuple[str, str], ...], about("Variables that it has besides its starter's.")] = ()
+    state_dir: Annotated[str, about("State directory of the deployment: sockets, logs and records.")] = ""
+    name: Annotated[
+        str, about("Process name shown by `holdfast ps` (default: the next free name).", commands=_LONE)
+    ] = ""
+    parent: Annotated[int, about("Process ID whose end also ends this process (0: none).")] = 0
+    log_level: Annotated[str, about("Log level.", choices=("debug", "info", "warning", "error"))] = "info"
+    probes: Annotated[Probes, about("How the supervisor probes it; a startup_s of 0 is replaced by its role's.")] = (
+        Probes(startup_s=0.0)
+    )
+    stop_s: Annotated[float, about("Time from SIGTERM to SIGKILL (0: depends on its role).", "s", min=0)] = 0.0
+    env: Annotated[tuple[tuple[str, str], ...], about("Environment variables added to the inherited ones.")] = ()
 
 
 class StoreLaunch(Launch, frozen=True):
     address: Annotated[
         str,
-        about("Where to listen, unix:// or tcp://; default: a socket in the state directory.", commands=("store",)),
+        about("Listen address, unix:// or tcp:// (default: a socket in the state directory).", commands=("store",)),
     ] = ""
 
 
 class VaultLaunch(Launch, frozen=True):
     """A vault with its keeper, for one device."""
 
-    deployment: Annotated[str, about("Whose replica's memory it keeps; empty: of whoever comes.")] = ""
-    device: Annotated[str, about("The device whose memory it keeps: host-1, or a GPU's UUID.")] = ""
-    socket_path: Annotated[str, about("Where it listens.")] = ""
-    budget_bytes: Annotated[int, about("At most this much, weights and pool; 0: what there is.", "bytes", min=0)] = 0
-    host_budget_bytes: Annotated[int, about("Host memory for demoted weights; 0: none.", "bytes", min=0)] = 0
-    leased: Annotated[bool, about("Others may have the device's memory while its weights are in host memory.")] = False
+    deployment: Annotated[str, about("Deployment that it belongs to (empty: none).")] = ""
+    device: Annotated[str, about("Device whose memory it keeps: host-1, or a GPU's UUID.")] = ""
+    socket_path: Annotated[str, about("Path of the socket it listens on.")] = ""
+    budget_bytes: Annotated[
+        int, about("Maximum device memory, weights plus KV pool (0: all there is).", "bytes", min=0)
+    ] = 0
+    host_budget_bytes: Annotated[int, about("Maximum host memory for demoted weights (0: none).", "bytes", min=0)] = 0
+    leased: Annotated[
+        bool, about("Other replicas may use the device's memory while the weights are in host memory.")
+    ] = False
 
 
 class StoredLaunch(Launch, frozen=True):
     """What those are told who find each other in a store."""
 
     store: Annotated[
-        str, about("A store to use, e.g. etcd://127.0.0.1:2379; default: our own.", commands=_STORED, **_SERVING)
+        str,
+        about(
+            "Store to use, e.g. etcd://127.0.0.1:2379 (default: the embedded store in the state directory).",
+            commands=_STORED,
+            **_SERVING,
+        ),
     ] = ""
     deployment: Annotated[
-        str, about("The deployment's name; default $DYN_NAMESPACE or local.", commands=_STORED, **_SERVING)
+        str, about("Deployment name (default: $DYN_NAMESPACE, or local).", commands=_STORED, **_SERVING)
     ] = ""
 
 
 class WorkerLaunch(StoredLaunch, frozen=True):
-    engine: Annotated[str, about("What a worker hosts: torch, vllm, or sim, the simulator.", commands=_ENGINES)] = "sim"
+    engine: Annotated[
+        str, about("Inference engine of a worker: torch, vllm, or sim (a simulator).", commands=_ENGINES)
+    ] = "sim"
     model: Annotated[
         str,
-        about("The name clients ask for; default: the model's.", flag="--served-name", commands=_NAMED, **_SERVING),
+        about(
+            "Model name that clients use (default: the model's own).", flag="--served-name", commands=_NAMED, **_SERVING
+        ),
     ] = "holdfast-sim"
     source: Annotated[
         str,
         about(
-            "torch: default (SmolLM2-135M), a directory, a .gguf, a Hub id (org/name), tiny, random:8b; vllm: a "
-            "directory or a Hub id; sim: a name.",
+            "Model. torch: default (SmolLM2-135M), a directory, a .gguf file, a Hub id (org/name), tiny, "
+            "random:8b; vllm: a directory or a Hub id; sim: any name.",
             flag="--model",
             commands=_ENGINES,
             **_SERVING,
         ),
     ] = "default"
-    cache_dir: Annotated[str, about("Where fetched models are kept.")] = ""
+    cache_dir: Annotated[str, about("Directory for downloaded models.")] = ""
     chat_template: Annotated[
         str,
-        about("A Jinja file that makes prompts of chats, in place of the model's own.", commands=_ENGINES, **_SERVING),
+        about("Jinja file with the chat template, instead of the model's own.", commands=_ENGINES, **_SERVING),
     ] = ""
     canary_prompts: Annotated[
         str,
         about(
-            "Known questions for control's checks, with the tokens expected: a JSON file, or the JSON itself.",
+            "Canary prompts with their expected tokens: a JSON file, or the JSON itself.",
             commands=_ENGINES,
             **_SERVING,
         ),
     ] = ""
-    address: Annotated[str, about("Where frontends connect; port 0 picks a free one.", commands=("worker",))] = (
+    address: Annotated[str, about("Listen address for frontends; port 0 picks a free one.", commands=("worker",))] = (
         "tcp://127.0.0.1:0"
     )
     beat_address: Annotated[
-        str, about("Where frontends hear its heartbeat; default: a free port beside it.", commands=("worker",))
+        str,
+        about("Listen address of the heartbeat (default: a free port on the host of --address).", commands=("worker",)),
     ] = "tcp://127.0.0.1:0"
     status_address: Annotated[str, about(_STATUS, commands=("worker",))] = "tcp://127.0.0.1:0"
-    status_any: Annotated[
-        bool, about("Where another has the status page's port, take any: it is a wish of ours, not of a person.")
-    ] = False
+    status_any: Annotated[bool, about("Use any free port if the status page's port is taken.")] = False
     advertise: Annotated[
         str,
-        about(
-            "The host that frontends reach it at, where it listens on 0.0.0.0 or behind a NAT.", commands=("worker",)
-        ),
+        about("Host that frontends connect to, if it listens on 0.0.0.0 or is behind NAT.", commands=("worker",)),
     ] = ""
     # Streams are handed back in milliseconds; a frontend or a store that does not take that in time is left.
     drain_s: Annotated[
-        float, about("How long leaving may take once asked to stop.", "s", min=0, commands=("worker",), **_SERVING)
+        float, about("Time limit for a graceful stop.", "s", min=0, commands=("worker",), **_SERVING)
     ] = 5.0
-    allow_chaos: Annotated[bool, about("Let `holdfast chaos` break workers.", commands=_ENGINES, **_SERVING)] = False
+    allow_chaos: Annotated[bool, about("Allow `holdfast chaos` to inject faults.", commands=_ENGINES, **_SERVING)] = (
+        False
+    )
     lock: Annotated[
         str,
-        about("The lock that elects the active; default $FAILOVER_LOCK_PATH.", commands=("worker",), **_FAILOVER),
+        about("Lock that elects the active engine (default: $FAILOVER_LOCK_PATH).", commands=("worker",), **_FAILOVER),
     ] = ""
-    lock_token: Annotated[str, about("The token of a lock server on TCP.")] = ""
+    lock_token: Annotated[str, about("Token for a lock server on TCP.")] = ""
     group: Annotated[
-        str, about("The name that this engine and its standbys share.", commands=("worker",), **_FAILOVER)
+        str, about("Name of the failover group: this engine and its standbys.", commands=("worker",), **_FAILOVER)
     ] = ""
-    starting_ready: Annotated[bool, about("Whether probes are answered with ready while it loads.")] = False
+    starting_ready: Annotated[bool, about("Report ready to probes while loading.")] = False
     # A manifest's: a set is then what the whole service is told, and not only what decides about answers.
     set_hash: Annotated[
-        str, about("Which set it is of; empty: by these settings.", like=(r"|[0-9a-f]{8}", "8 hex digits"))
+        str,
+        about(
+            "Hash of the set it belongs to (empty: computed from these settings).",
+            like=(r"|[0-9a-f]{8}", "8 hex digits"),
+        ),
     ] = ""
-    component: Annotated[str, about("What it is, in addresses: worker, or worker-decode and the like.")] = "worker"
+    component: Annotated[str, about("Component name in addresses, e.g. worker or worker-decode.")] = "worker"
     health_endpoints: Annotated[
-        tuple[str, ...], about("What must be healthy for /health, by name; none: all there are.")
+        tuple[str, ...], about("Endpoints that must be healthy for /health to succeed, by name (none: all).")
     ] = ()
     engine_token: Annotated[
-        str, about("For `POST /engine/…` from anywhere; empty: only this user's and root's processes here.")
+        str,
+        about("Token that permits `POST /engine/…` from anywhere (empty: only local processes of this user or root)."),
     ] = ""
     core_dumps: Annotated[
         bool, about("Allow core dumps; they delay a failover.", commands=("worker",), **_FAILOVER)
     ] = False
     # The memory plan's: who else has memory of its own on the device.
-    standbys: Annotated[int, about("Engines that stand by on the same device.", min=0)] = 0
-    device_pairs: Annotated[int, about("Workers that share the device.", min=1)] = 1
+    standbys: Annotated[int, about("Standby engines on the same device.", min=0)] = 0
+    device_pairs: Annotated[int, about("Number of workers that share the device.", min=1)] = 1
     gpus: Annotated[
-        tuple[tuple[str, str], ...], about("PCI address and UUID of each GPU it is on; none: those of its place.")
+        tuple[tuple[str, str], ...], about("PCI address and UUID of each GPU it uses (none: those of its place).")
     ] = ()
-    place: Annotated[Place, about("Its memory and how it waits.", **_FAILOVER)] = Place()
-    sim: Annotated[SimSettings, about("The simulator.", prefix="sim-", panel="The sim engine", engines=("sim",))] = (
-        SimSettings()
+    place: Annotated[Place, about("Memory and failover of the engine.", **_FAILOVER)] = Place()
+    sim: Annotated[
+        SimSettings, about("Settings of the sim engine.", prefix="sim-", panel="The sim engine", engines=("sim",))
+    ] = SimSettings()
+    torch: Annotated[
+        TorchSettings, about("Settings of the torch engine.", panel="The torch engine", engines=("torch",))
+    ] = TorchSettings()
+    vllm: Annotated[VllmSettings, about("Settings of the vllm engine.", panel="The vllm engine", engines=("vllm",))] = (
+        VllmSettings()
     )
-    torch: Annotated[TorchSettings, about("Our own.", panel="The torch engine", engines=("torch",))] = TorchSettings()
-    vllm: Annotated[VllmSettings, about("Stock vLLM.", panel="The vllm engine", engines=("vllm",))] = VllmSettings()
 
     def check(self) -> None:
         """ValueError names what a process could not start with, of all that can be told without trying."""
@@ -197,14 +222,16 @@ class WorkerLaunch(StoredLaunch, frozen=True):
 
 
 class FrontendLaunch(StoredLaunch, frozen=True):
-    shares: Annotated[tuple[str, ...], about("Other deployments whose workers it serves as well.")] = ()
-    address: Annotated[str, about("Where it answers HTTP.")] = "tcp://127.0.0.1:8000"
-    status_address: Annotated[str, about("Its own pages, beside a port that several share; empty: only there.")] = ""
+    shares: Annotated[tuple[str, ...], about("Other deployments whose workers it serves, too.")] = ()
+    address: Annotated[str, about("HTTP listen address.")] = "tcp://127.0.0.1:8000"
+    status_address: Annotated[
+        str, about("Address of its own status pages, as several frontends share a port (empty: only on that port).")
+    ] = ""
     api_keys: Annotated[
         tuple[str, ...],
         about(
-            "A key clients must send, or KEY=TIER (premium, standard, best_effort); may be repeated. "
-            "Also $HOLDFAST_API_KEYS.",
+            "API key that clients must send, or KEY=TIER (premium, standard, best_effort); may be repeated. Also "
+            "$HOLDFAST_API_KEYS.",
             flag="--api-key",
             commands=_ALL,
             **_SERVING,
@@ -213,22 +240,27 @@ class FrontendLaunch(StoredLaunch, frozen=True):
     cors_origins: Annotated[
         tuple[str, ...],
         about(
-            "A web origin whose pages may ask from a browser, or '*'; may be repeated. Default: none.",
+            "Web origin allowed to send requests from a browser (CORS), or '*'; may be repeated (default: none).",
             flag="--cors-origin",
             commands=_ALL,
             **_SERVING,
         ),
     ] = ()
-    body_bytes_max: Annotated[int, about("The largest request body.", "bytes", min=1, commands=("frontend",))] = (
+    body_bytes_max: Annotated[int, about("Maximum size of a request body.", "bytes", min=1, commands=("frontend",))] = (
         16 * 1024 * 1024
     )
     drain_s: Annotated[
-        float, about("How long answers may finish once asked to stop.", "s", min=0, commands=_ALL, **_SERVING)
+        float,
+        about(
+            "Time that running requests have to finish when the frontend stops.", "s", min=0, commands=_ALL, **_SERVING
+        ),
     ] = 30.0
-    request_s: Annotated[float, about("How long a client may take to send its request.", "s", over=0)] = 30.0
-    unread_s: Annotated[float, about("How long a client may not read what it was sent.", "s", over=0)] = 300.0
-    access_log: Annotated[bool, about("A line in the frontend's log for every request.", commands=_ALL)] = False
-    holds: Annotated[HoldSettings, about("Waits of streams and requests.", **_SERVING)] = HoldSettings()
+    request_s: Annotated[
+        float, about("Time that a client has to send its request; more while data keeps arriving.", "s", over=0)
+    ] = 30.0
+    unread_s: Annotated[float, about("Disconnect a client that has read nothing for this long.", "s", over=0)] = 300.0
+    access_log: Annotated[bool, about("Log a line for every request.", commands=_ALL)] = False
+    holds: Annotated[HoldSettings, about("Waiting times of streams and requests.", **_SERVING)] = HoldSettings()
     known: Annotated[KnownSettings, about("Models without a worker.", **_SERVING)] = KnownSettings()
 
     @property
@@ -250,22 +282,24 @@ class ControlLaunch(StoredLaunch, frozen=True):
     """A control: of those of one deployment the one that has the lock decides."""
 
     status_address: Annotated[str, about(_STATUS, commands=("control",))] = "tcp://127.0.0.1:0"
-    status_any: Annotated[
-        bool, about("Where another has the status page's port, take any: it is a wish of ours, not of a person.")
-    ] = False
+    status_any: Annotated[bool, about("Use any free port if the status page's port is taken.")] = False
     lock: Annotated[
         str,
         about(
-            "The lock that elects the one that decides; default: in an etcd that is the store, else a file in the "
-            "state directory.",
+            "Lock that elects the leading control (default: in the store if it is etcd, else a file in the state "
+            "directory).",
             commands=("control",),
         ),
     ] = ""
-    lock_token: Annotated[str, about("The token of a lock server on TCP.")] = ""
-    engine_token: Annotated[str, about("What workers on other machines ask for before they load weights anew.")] = ""
-    events: Annotated[EventSettings, about("Who is told what happens.", panel="The fleet")] = EventSettings()
-    health: Annotated[HealthSettings, about("How workers are judged.", panel="Health")] = HealthSettings()
-    levels: Annotated[LevelSettings, about("What is promised, and kept in reserve.", panel="Health")] = LevelSettings()
+    lock_token: Annotated[str, about("Token for a lock server on TCP.")] = ""
+    engine_token: Annotated[
+        str, about("Token sent to workers on other machines when they are asked to reload weights.")
+    ] = ""
+    events: Annotated[EventSettings, about("Where fleet events are sent.", panel="The fleet")] = EventSettings()
+    health: Annotated[HealthSettings, about("Health checks of workers.", panel="Health")] = HealthSettings()
+    levels: Annotated[LevelSettings, about("Service level objectives, degradation and spares.", panel="Health")] = (
+        LevelSettings()
+    )
 
     def check(self) -> None:
         """ValueError names what a process could not start with, of all that can be told without trying."""

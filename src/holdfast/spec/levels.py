@@ -19,17 +19,17 @@ _SPARES = (r"\d{1,3}|[0-4]?\d%|50%", "a number, or a share up to 50%")
 class SloSettings(Settings, frozen=True):
     """What the deployment promises, undegraded. A rate that is not promised follows from the other."""
 
-    ttft_ms: Annotated[float, about("Promised time to the first token.", "ms", over=0, commands=_BOTH)] = 500.0
-    tpot_ms: Annotated[float, about("Promised time for each further token.", "ms", over=0, commands=_BOTH)] = 50.0
+    ttft_ms: Annotated[float, about("SLO: time to the first token.", "ms", over=0, commands=_BOTH)] = 500.0
+    tpot_ms: Annotated[float, about("SLO: time per further token.", "ms", over=0, commands=_BOTH)] = 50.0
     requests_per_s: Annotated[
-        float, about("Promised requests per second, all workers together; 0: none.", min=0, commands=_BOTH)
+        float, about("SLO: requests per second, all workers together (0: none).", min=0, commands=_BOTH)
     ] = 0.0
     tokens_per_s: Annotated[
-        float, about("Promised tokens per second, all workers together; 0: none.", min=0, commands=_BOTH)
+        float, about("SLO: tokens per second, all workers together (0: none).", min=0, commands=_BOTH)
     ] = 0.0
     workers: Annotated[
         int,
-        about("Workers that keep the promise, with spares; 0: the most that were there.", min=0, commands=_ALONE),
+        about("Number of workers, with spares, that meet the SLO (0: the most seen at once).", min=0, commands=_ALONE),
     ] = 0
 
 
@@ -38,30 +38,56 @@ class DegradationSettings(Settings, frozen=True):
 
     fall_s: Annotated[
         float,
-        about("How long capacity must be clearly below a bound before the level follows.", "s", min=0, commands=_ALONE),
+        about(
+            "Time that capacity must be clearly below a threshold before the degradation level gets worse.",
+            "s",
+            min=0,
+            commands=_ALONE,
+        ),
     ] = 2.0
     fall_near_s: Annotated[
         float,
-        about("How long capacity must be just below a bound before the level follows.", "s", min=0, commands=_ALONE),
+        about(
+            "Time that capacity must be just below a threshold before the degradation level gets worse.",
+            "s",
+            min=0,
+            commands=_ALONE,
+        ),
     ] = 30.0
     return_s: Annotated[
-        float, about("How long it must be clearly above a bound before the level returns.", "s", min=0, commands=_ALONE)
+        float,
+        about(
+            "Time that capacity must be clearly above a threshold before the degradation level gets better.",
+            "s",
+            min=0,
+            commands=_ALONE,
+        ),
     ] = 10.0
     return_near_s: Annotated[
         float,
-        about("How long it must be at a bound or just above it before the level returns.", "s", min=0, commands=_ALONE),
+        about(
+            "Time that capacity must be at or just above a threshold before the degradation level gets better.",
+            "s",
+            min=0,
+            commands=_ALONE,
+        ),
     ] = 30.0
     band: Annotated[
-        float, about("What is nearer to a bound may be noise, as a share of the promise.", min=0, max=0.12)
+        float, about("Distance from a threshold that counts as near, as a fraction of the SLO.", min=0, max=0.12)
     ] = 0.05
     flap_s: Annotated[
         float,
-        about("A fall so soon after a return doubles how long the next return takes.", "s", min=0, commands=_ALONE),
+        about(
+            "If the level gets worse this soon after it got better, the next recovery takes twice as long.",
+            "s",
+            min=0,
+            commands=_ALONE,
+        ),
     ] = 300.0
     hold_s: Annotated[
         float,
         about(
-            "How long without any worker until nothing new is taken; as frontends' --hold-s.",
+            "Time without any worker before new requests are refused; should equal the frontends' --hold-s.",
             "s",
             min=0,
             commands=_ALONE,
@@ -70,7 +96,10 @@ class DegradationSettings(Settings, frozen=True):
     start_up_s: Annotated[
         float,
         about(
-            "How long after the first worker the others may come, without being missed.", "s", min=0, commands=_ALONE
+            "Time after the first worker's start in which workers still to come are not counted as missing.",
+            "s",
+            min=0,
+            commands=_ALONE,
         ),
     ] = 120.0
 
@@ -81,14 +110,14 @@ class SpareSettings(Settings, frozen=True):
     spares: Annotated[
         str,
         about(
-            "Workers kept in reserve, of each model: a number, or a share (10%), rounded down.",
+            "Workers of each model kept in reserve: a number, or a percentage (10%), rounded down.",
             like=_SPARES,
             commands=_BOTH,
         ),
     ] = "0"
     # Longer than a worker that came back needs to show whether it stays (its proving, and a canary's interval).
     settle_s: Annotated[
-        float, about("How long all must be well before a worker goes back into reserve.", "s", min=0)
+        float, about("Time that all must be well before a worker goes back into reserve.", "s", min=0)
     ] = 60.0
 
     def of(self, workers: int) -> int:
@@ -101,8 +130,8 @@ class SpareSettings(Settings, frozen=True):
 class LevelSettings(Settings, frozen=True):
     """What whoever decides on levels and spares is told."""
 
-    slo: Annotated[SloSettings, about("What is promised.", prefix="slo-", **_PANEL)] = SloSettings()
-    times: Annotated[DegradationSettings, about("When a level changes.", prefix="level-", **_PANEL)] = (
+    slo: Annotated[SloSettings, about("Service level objectives (SLO).", prefix="slo-", **_PANEL)] = SloSettings()
+    times: Annotated[DegradationSettings, about("When the degradation level changes.", prefix="level-", **_PANEL)] = (
         DegradationSettings()
     )
-    reserve: Annotated[SpareSettings, about("What is kept in reserve.", **_PANEL)] = SpareSettings()
+    reserve: Annotated[SpareSettings, about("Workers kept in reserve.", **_PANEL)] = SpareSettings()

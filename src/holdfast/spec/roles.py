@@ -21,15 +21,26 @@ from holdfast.spec.settings import about
 class RayLaunch(StoredLaunch, frozen=True):
     """Who keeps a fleet's agents on the nodes of a Ray cluster."""
 
-    address: Annotated[str, about("Of its head, HOST:PORT; empty: the one that runs on this machine.")] = ""
-    environ: Annotated[tuple[tuple[str, str], ...], about("Of whoever starts it: replicas have it, too.")] = ()
+    address: Annotated[
+        str, about("HOST:PORT of the Ray cluster's head (empty: the cluster running on this machine).")
+    ] = ""
+    environ: Annotated[
+        tuple[tuple[str, str], ...], about("Environment variables of the starting process, passed on to replicas.")
+    ] = ()
     device_bytes: Annotated[
-        int, about("What replicas may have of each device that is no GPU; 0: half of what is free.", "bytes", min=0)
+        int,
+        about(
+            "Without GPUs: memory of each device (0: half of the free host memory, divided among the devices).",
+            "bytes",
+            min=0,
+        ),
     ] = 0
     host_bytes: Annotated[
         int,
         about(
-            "Of each node, for weights of WARM replicas; -1: half of Ray's beside GPUs, else none.", "bytes", min=-1
+            "Host memory per node for weights of WARM replicas (-1: half of Ray's memory with GPUs, else none).",
+            "bytes",
+            min=-1,
         ),
     ] = -1
 

@@ -12,19 +12,21 @@ _ALL = ("up", "frontend")
 class HoldSettings(Settings, frozen=True):
     """What happens while a set has no worker, or all are full."""
 
-    hold_s: Annotated[float, about("How long streams wait for a worker.", "s", min=0, commands=_ALL)] = 30.0
+    hold_s: Annotated[
+        float, about("Time that streams and requests wait for a worker if there is none.", "s", min=0, commands=_ALL)
+    ] = 30.0
     # Twice what the slowest engine measured takes to stand by again (stock vLLM with an 8B on an H200: 35-53 s).
     loading_s: Annotated[
         float,
         about(
-            "How much longer streams wait while an engine of their set is loading, at most.", "s", min=0, commands=_ALL
+            "Maximum additional wait of running streams while an engine of their set loads.", "s", min=0, commands=_ALL
         ),
     ] = 120.0
     # As long as a large model may take from a disk onto a device that others have to leave first.
     provision_s: Annotated[
         float,
         about(
-            "How long streams wait for a worker of a model that is brought up when it is asked for.",
+            "Time that streams and requests wait for a fleet model that is being started.",
             "s",
             min=0,
             commands=_ALL,
@@ -34,8 +36,7 @@ class HoldSettings(Settings, frozen=True):
     away_s: Annotated[
         float,
         about(
-            "How long streams wait beyond --hold-s: for the end of a rollout that took their workers away, and for a "
-            "store that is away to return.",
+            "Maximum wait of running streams, beyond --hold-s, for a rollout to end or the store to return.",
             "s",
             min=0,
         ),
@@ -44,23 +45,24 @@ class HoldSettings(Settings, frozen=True):
     queue_s: Annotated[
         float,
         about(
-            "How long new requests wait for a place in a batch, in the frontend's line and in the engine's queue "
-            "together; then they are refused (429).",
+            "Time that a new request may be queued, in frontend and engine together, before it is refused (429).",
             "s",
             min=0,
             commands=_ALL,
         ),
     ] = 30.0
     fresh_max: Annotated[
-        int, about("New requests that may wait at once, per set; streams under way always may.", min=0)
+        int, about("Maximum number of new requests queued per set; running streams are not limited.", min=0)
     ] = 1024
     shed_retry_s: Annotated[
-        float, about("When requests that are shed are told to come back.", "s", min=1, commands=_ALL)
+        float, about("Retry-After time sent with requests refused for lack of capacity.", "s", min=1, commands=_ALL)
     ] = 30.0
     stand_in_after_s: Annotated[
         float,
         about(
-            "How long a set must be gone before one with the same tokenizer takes over, flagged inexact.", "s", min=0
+            "Time without workers of a set before another with the same tokenizer takes over, flagged inexact.",
+            "s",
+            min=0,
         ),
     ] = 10.0
 
@@ -71,18 +73,16 @@ class KnownSettings(Settings, frozen=True):
     models: Annotated[
         tuple[str, ...],
         about(
-            "A model that will have workers: until then it is answered 503, not 404; may be repeated.",
+            "Model that will have workers: until then it returns 503, not 404; may be repeated.",
             flag="--expect-model",
             commands=("frontend",),
         ),
     ] = ()
     fleet: Annotated[
         bool,
-        about(
-            "Models come when they are asked for, and those that are not wanted do not exist.", commands=("frontend",)
-        ),
+        about("Fleet mode: start models on demand; unknown models return 404.", commands=("frontend",)),
     ] = False
     known_s: Annotated[
         float,
-        about("How long a model whose last worker went is answered 503, not 404.", "s", min=0, commands=_ALL),
+        about("Time that a model whose last worker is gone returns 503, not 404.", "s", min=0, commands=_ALL),
     ] = 3600.0

@@ -45,25 +45,29 @@ When an answer broke off, Enter on an empty line sends the same message again.""
 class Wishes(Settings, frozen=True):
     """What goes with every question; None: the server's choice."""
 
-    system: Annotated[str, about("What the model is told before anything else.", commands=_CHAT)] = ""
-    max_tokens: Annotated[int | None, about("The longest answer, tokens.", min=1, commands=_CHAT)] = None
-    temperature: Annotated[float | None, about("0 is the likeliest answer.", min=0, max=2, commands=_CHAT)] = None
-    seed: Annotated[int | None, about("The same seed gives the same answer.", commands=_CHAT)] = None
+    system: Annotated[str, about("System prompt.", commands=_CHAT)] = ""
+    max_tokens: Annotated[int | None, about("Maximum answer length in tokens.", min=1, commands=_CHAT)] = None
+    temperature: Annotated[
+        float | None, about("Sampling temperature; 0 always takes the likeliest token.", min=0, max=2, commands=_CHAT)
+    ] = None
+    seed: Annotated[int | None, about("Sampling seed; the same seed gives the same answer.", commands=_CHAT)] = None
 
 
 class Chat(Asked, frozen=True):
     """`holdfast chat`."""
 
     message: Annotated[
-        str, about("One question; without it what is piped in, or a conversation.", positional=True)
+        str, about("One message to send (default: piped input, else an interactive chat).", positional=True)
     ] = ""
-    url: Annotated[str, about("The server, e.g. http://127.0.0.1:8000; default: the one up here.")] = ""
-    model: Annotated[str, about("Whom to ask; default: the server's first model.")] = ""
-    api_key: Annotated[str, about("The server's key; default: of the one up here.")] = ""
+    url: Annotated[str, about("Server URL, e.g. http://127.0.0.1:8000 (default: the deployment running here).")] = ""
+    model: Annotated[str, about("Model to use (default: the server's first).")] = ""
+    api_key: Annotated[
+        str, about("API key of the server (default, without --url: that of the deployment running here).")
+    ] = ""
     api_key_file: Annotated[
-        Path | None, about("A file with the key; other users of the machine can read a command line.", commands=_CHAT)
+        Path | None, about("File with the API key (a command line is visible to other users).", commands=_CHAT)
     ] = None
-    wishes: Annotated[Wishes, about("What goes with every question.")] = Wishes()
+    wishes: Annotated[Wishes, about("Request parameters sent with every message.")] = Wishes()
 
     def run(self, env: Environment) -> int:
         return run_chat(self, env.state_dir if self.url else readable(env.state_dir))

@@ -42,7 +42,7 @@ ANSWER_S = 5.0  # a store that runs answers in milliseconds
 FOUND_S = 2.0  # a store that was started again, by everybody who lost it: they try once a second
 NEAR = 0.5
 
-StoreOption = Annotated[str, about("The store that knows it; default: that of what runs here.", flag="--store")]
+StoreOption = Annotated[str, about("Store to use (default: the store of the deployment running here).", flag="--store")]
 T = TypeVar("T")
 
 

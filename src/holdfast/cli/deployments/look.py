@@ -19,7 +19,7 @@ class Get(Asked, frozen=True):
     """`holdfast get`."""
 
     name: Annotated[
-        str, about("One alone; default: all there are.", positional=True, flag="NAME", kinds=KINDS)
+        str, about("Show only this deployment (default: all).", positional=True, flag="NAME", kinds=KINDS)
     ] = ""
     output: Format = None
     store: StoreOption = ""

@@ -17,7 +17,7 @@ PROCESSES = ("pods", "pod", "po", "all", "services", "service", "svc")  # what `
 
 Name = Annotated[
     str,
-    about("The deployment's name; not needed where there is only one.", positional=True, flag="NAME", kinds=KINDS),
+    about("Deployment name; optional if there is only one.", positional=True, flag="NAME", kinds=KINDS),
 ]
 
 

@@ -49,12 +49,12 @@ LOOK_S = 0.05
 class Delete(Asked, frozen=True):
     """`holdfast delete`."""
 
-    name: Annotated[str, about("The deployment's name.", positional=True, flag="NAME", kinds=KINDS)] = ""
+    name: Annotated[str, about("Deployment name.", positional=True, flag="NAME", kinds=KINDS)] = ""
     file: Filename = None
-    wait: Annotated[bool, about("Whether to wait until it is gone.", flag="--wait/--no-wait")] = True
+    wait: Annotated[bool, about("Wait until the deployment is gone.", flag="--wait/--no-wait")] = True
     timeout: Timeout = "0"
     dry_run: DryRun = False
-    ignore_not_found: Annotated[bool, about("One that is not there is no error.")] = False
+    ignore_not_found: Annotated[bool, about("Succeed if the deployment does not exist.")] = False
     store: StoreOption = ""
 
     def run(self, env: Environment) -> int:

@@ -28,7 +28,7 @@ class Status(Asked, frozen=True):
     """`holdfast rollout status`."""
 
     name: Name = ""
-    watch: Annotated[bool, about("Whether to wait until it is over.", flag="--watch/--no-watch")] = True
+    watch: Annotated[bool, about("Wait until the rollout is over.", flag="--watch/--no-watch")] = True
     timeout: Timeout = "0"
     store: StoreOption = ""
 
@@ -63,7 +63,7 @@ class History(Asked, frozen=True):
     """`holdfast rollout history`."""
 
     name: Name = ""
-    revision: Annotated[int, about("Show the manifest of this revision.", min=0)] = 0
+    revision: Annotated[int, about("Show the manifest of this revision (0: list all revisions).", min=0)] = 0
     output: Format = None
     store: StoreOption = ""
 
@@ -162,7 +162,7 @@ class Undo(Asked, frozen=True):
     """`holdfast rollout undo`."""
 
     name: Name = ""
-    to_revision: Annotated[int, about("Back to this one; 0: to the one before.", min=0)] = 0
+    to_revision: Annotated[int, about("Revision to return to (0: the previous one).", min=0)] = 0
     wait: Wait = False
     timeout: Timeout = "0"
     dry_run: DryRun = False

@@ -26,9 +26,9 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smh])")
 _KUBECTL = {"client": True, "server": True, "none": False}
 
-DryRun = Annotated[bool, about("Say what would be done, and do nothing.", flag="--dry-run", words=_KUBECTL)]
-Wait = Annotated[bool, about("Wait until it is in place; status 1 if that will not be.", flag="--wait")]
-Timeout = Annotated[str, about("How long to wait, e.g. 90s, 10m; 0: as long as it takes.", flag="--timeout")]
+DryRun = Annotated[bool, about("Show what would be done, without doing it.", flag="--dry-run", words=_KUBECTL)]
+Wait = Annotated[bool, about("Wait until it is done; exit status 1 if it fails.", flag="--wait")]
+Timeout = Annotated[str, about("Time limit for waiting, e.g. 90s or 10m (0: none).", flag="--timeout")]
 
 
 def seconds(flag: str, text: str) -> float | None:

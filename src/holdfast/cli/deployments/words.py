@@ -16,7 +16,7 @@ from holdfast.rollout.status import Verdict, verdict
 from holdfast.spec.settings import about
 
 FORMATS = ("yaml", "json", "name")
-Format = Annotated[str | None, about("How it is written, for programs.", flag="--output", short="-o", choices=FORMATS)]
+Format = Annotated[str | None, about("Output format, for programs.", flag="--output", short="-o", choices=FORMATS)]
 TITLES = ("name", "revision", "status", "ready", "age")
 STATES = {
     Verdict.DONE: "in place",

@@ -30,7 +30,7 @@ class Scale(Asked, frozen=True):
     key: Key = ""
     replicas: Annotated[
         int,
-        about("How many HOT ones.", positional=True, required=True, flag="REPLICAS", min=0, max=REPLICAS_MAX),
+        about("Number of HOT replicas.", positional=True, required=True, flag="REPLICAS", min=0, max=REPLICAS_MAX),
     ] = 0
     wait: Wait = False
     timeout: Timeout = "10m"
@@ -58,10 +58,12 @@ class Evict(Asked, frozen=True):
 
     key: Key = ""
     replica: Annotated[
-        str, about("One alone, e.g. r3; default: all of them.", positional=True, flag="REPLICA")
+        str, about("Evict only this replica, e.g. r3 (default: all replicas).", positional=True, flag="REPLICA")
     ] = ""
-    shrink: Annotated[bool, about("With REPLICA: one fewer is wanted, and none comes for it.")] = False
-    forget: Annotated[bool, about("Do not know it any more: clients are told that there is no such model.")] = False
+    shrink: Annotated[
+        bool, about("With REPLICA: also reduce the replica count by one, so that no replacement is started.")
+    ] = False
+    forget: Annotated[bool, about("Remove the model from the fleet; clients then get an unknown-model error.")] = False
     wait: Wait = False
     timeout: Timeout = "10m"
     json: Json = False

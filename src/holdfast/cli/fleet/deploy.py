@@ -45,20 +45,29 @@ _FLEET = {"panel": "The fleet"}
 class Deploy(Asked, frozen=True):
     """`holdfast deploy`."""
 
-    key: Annotated[str, about("What it is called; with -f its service's name.", positional=True, flag="KEY")] = ""
+    key: Annotated[
+        str,
+        about(
+            "Name of the model in the fleet; with -f, the service's name in the manifest.", positional=True, flag="KEY"
+        ),
+    ] = ""
     file: Filename = None
-    served_name: Annotated[str, about("The name clients ask for; default: KEY.")] = ""
+    served_name: Annotated[
+        str, about("Model name that clients use (default: KEY; with --engine sim, --model if given).")
+    ] = ""
     wanted: Annotated[
-        int | None, about("How many HOT replicas now; default: 1, or as before.", min=0, max=REPLICAS_MAX, **_FLEET)
+        int | None,
+        about(
+            "Number of HOT replicas now (default: 1, or unchanged if already deployed).",
+            min=0,
+            max=REPLICAS_MAX,
+            **_FLEET,
+        ),
     ] = None
-    standbys: Annotated[int, about("Engines that stand by in each replica.", min=0, max=1, vaults=1, **_FLEET)] = 1
-    devices: Annotated[
-        int, about("Devices of each replica, all on one node.", min=1, max=DEVICES_MAX, **_FLEET)
-    ] = 1
-    fleet: Annotated[Fields, about("How it is kept.")] = Fields()
-    worker: Annotated[WorkerLaunch, about("What its engines are like.")] = WorkerLaunch(
-        engine="torch", model="", source=""
-    )
+    standbys: Annotated[int, about("Standby engines per replica.", min=0, max=1, vaults=1, **_FLEET)] = 1
+    devices: Annotated[int, about("Devices per replica, all on one node.", min=1, max=DEVICES_MAX, **_FLEET)] = 1
+    fleet: Annotated[Fields, about("Replicas, placement and scaling in the fleet.")] = Fields()
+    worker: Annotated[WorkerLaunch, about("Engine settings.")] = WorkerLaunch(engine="torch", model="", source="")
     wait: Wait = False
     timeout: Timeout = "10m"
     json: Json = False

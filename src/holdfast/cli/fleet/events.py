@@ -24,7 +24,7 @@ ALL = (*PREFIXES, ORDERS, REPORTS)
 class Events(Asked, frozen=True):
     """`holdfast events`."""
 
-    follow: Annotated[bool, about("And what happens from now on, until Ctrl-C.", flag="--follow", short="-f")] = False
+    follow: Annotated[bool, about("Keep showing new events until Ctrl-C.", flag="--follow", short="-f")] = False
     json: Json = False
     deployment: DeploymentOption = ""
     store: StoreOption = ""

@@ -23,14 +23,14 @@ from holdfast.spec.settings import about
 LOOK_S = 1.0  # between two pages, where nothing happens: ages grow
 CLEARED = "\x1b[H\x1b[2J"
 
-Watch = Annotated[bool, about("Again whenever something changes, until Ctrl-C.", flag="--watch", short="-w")]
+Watch = Annotated[bool, about("Show again after every change, until Ctrl-C.", flag="--watch", short="-w")]
 Show = Callable[[Screen, FleetSeen], None]
 
 
 class Models(Asked, frozen=True):
     """`holdfast models`."""
 
-    key: Annotated[str, about("One alone; default: all there are.", positional=True, flag="KEY")] = ""
+    key: Annotated[str, about("Show only this model (default: all).", positional=True, flag="KEY")] = ""
     json: Json = False
     watch: Watch = False
     deployment: DeploymentOption = ""

@@ -47,13 +47,14 @@ class Node(Asked, frozen=True):
 
     store: StoreOption = ""
     deployment: DeploymentOption = ""
-    spec: Annotated[DeploymentSpec, about("What it has.")] = DeploymentSpec("")
+    spec: Annotated[DeploymentSpec, about("Settings of the node.")] = DeploymentSpec("")
     device: Annotated[
-        str, about("auto (its GPUs, if there are any), cpu, or GPUs: cuda-0,cuda-1 or their UUIDs.", panel="The fleet")
+        str, about("auto (all GPUs, if there are any), cpu, or GPUs: cuda-0,cuda-1 or their UUIDs.", panel="The fleet")
     ] = "auto"
     detach: Annotated[bool, about("Run in the background.", short="-d")] = False
     untied: Annotated[
-        bool, about("If this command is killed its replicas go on, and the next one adopts them (systemd).")
+        bool,
+        about("Keep replicas running if this command is killed; the next `holdfast node` adopts them (for systemd)."),
     ] = False
 
     @classmethod

@@ -37,9 +37,11 @@ JOIN = {
 }
 NEAR = 0.5
 
-Key = Annotated[str, about("The model, as `holdfast models` calls it.", positional=True, required=True, flag="KEY")]
+Key = Annotated[
+    str, about("Model name in the fleet, as shown by `holdfast models`.", positional=True, required=True, flag="KEY")
+]
 DeploymentOption = Annotated[
-    str, about("The fleet's name; default: the only one, or $DYN_NAMESPACE.", flag="--deployment")
+    str, about("Fleet name (default: $DYN_NAMESPACE if there is such a fleet, else the only one).", flag="--deployment")
 ]
 
 

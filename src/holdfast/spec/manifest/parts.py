@@ -39,20 +39,20 @@ class Section(Settings, frozen=True, rename="camel"):
 
 
 class SecretKey(Section, frozen=True):
-    name: Annotated[str, about("The secret.", like=NAME)]
-    key: Annotated[str, about("The key in it.", like=_VARIABLE)]
+    name: Annotated[str, about("The secret's name.", like=NAME)]
+    key: Annotated[str, about("The key in the secret.", like=_VARIABLE)]
     optional: Annotated[bool, about("Start without the variable if the secret or the key is missing.")] = False
 
 
 class PodField(Section, frozen=True):
-    field_path: Annotated[str, about("Which of them.", choices=POD_FIELDS)]
+    field_path: Annotated[str, about("The path of the field, e.g. metadata.name or status.podIP.", choices=POD_FIELDS)]
 
     idle: ClassVar[Names] = {"apiVersion": "v1 is meant"}
 
 
 class ValueFrom(Section, frozen=True):
-    secret_key_ref: Annotated[SecretKey | None, about("A secret's key whose value it has.")] = None
-    field_ref: Annotated[PodField | None, about("A fact of its own pod that it has.")] = None
+    secret_key_ref: Annotated[SecretKey | None, about("Take the value from a key of a secret.")] = None
+    field_ref: Annotated[PodField | None, about("Take the value from a field of the pod.")] = None
 
     refused: ClassVar[Refusals] = dict.fromkeys(
         ("configMapKeyRef", "resourceFieldRef", "fileKeyRef"),
@@ -62,31 +62,33 @@ class ValueFrom(Section, frozen=True):
 
 class EnvVar(Section, frozen=True):
     name: Annotated[str, about("The variable's name.", like=_VARIABLE)]
-    value: Annotated[str, about("Its value.")] = ""
-    value_from: Annotated[ValueFrom | None, about("Where its value comes from.")] = None
+    value: Annotated[str, about("Value of the variable.")] = ""
+    value_from: Annotated[ValueFrom | None, about("Source of the value, instead of value.")] = None
 
 
 class HttpGet(Section, frozen=True):
     port: Annotated[str, about("The port, by number or by name.", like=_PORT, number=True)]
-    path: Annotated[str, about("The page that is asked for.", like=_ABSOLUTE)] = "/"
+    path: Annotated[str, about("Path to request.", like=_ABSOLUTE)] = "/"
 
     idle: ClassVar[Names] = {"scheme": "probes speak plain HTTP", "host": "a probe asks its own container"}
     refused: ClassVar[Refusals] = {"httpHeaders": ("probes send no headers", "leave it out")}
 
 
 class Exec(Section, frozen=True):
-    command: Annotated[tuple[str, ...], about("What is run; 0 is well.")]
+    command: Annotated[tuple[str, ...], about("The command to run; exit status 0 is success.")]
 
 
 class Probe(Section, frozen=True):
     """How a container is asked."""
 
-    http_get: Annotated[HttpGet | None, about("A page that must answer 200.")] = None
-    exec: Annotated[Exec | None, about("A command that must succeed.")] = None
-    initial_delay_seconds: Annotated[int, about("Before the first question.", "s", min=0, max=86400)] = 0
-    period_seconds: Annotated[int, about("Between two questions.", "s", min=1, max=3600)] = 10
-    timeout_seconds: Annotated[int, about("For an answer.", "s", min=1, max=3600)] = 1
-    failure_threshold: Annotated[int, about("Failures in a row that count.", min=1, max=10000)] = 3
+    http_get: Annotated[HttpGet | None, about("HTTP page that must answer 200.")] = None
+    exec: Annotated[Exec | None, about("Command that must succeed.")] = None
+    initial_delay_seconds: Annotated[int, about("Time before the first probe.", "s", min=0, max=86400)] = 0
+    period_seconds: Annotated[int, about("Time between probes.", "s", min=1, max=3600)] = 10
+    timeout_seconds: Annotated[int, about("Time limit for an answer.", "s", min=1, max=3600)] = 1
+    failure_threshold: Annotated[
+        int, about("Consecutive failures after which the probe counts as failed.", min=1, max=10000)
+    ] = 3
 
     idle: ClassVar[Names] = {
         "successThreshold": "one answer is enough",
@@ -101,13 +103,17 @@ _RESTARTED = ("containers are always started again", "leave it out")
 
 
 class MainContainer(Section, frozen=True):
-    image: Annotated[str, about("The image; on one machine what is installed there runs.", like=_LINE)] = ""
-    command: Annotated[tuple[str, ...], about("What is run; none: `holdfast`, and the component's own command.")] = ()
-    args: Annotated[tuple[str, ...], about("What follows the command.")] = ()
-    env: Annotated[tuple[EnvVar, ...], about("Variables; they win over those of the service.")] = ()
-    working_dir: Annotated[str, about("Where it starts.", like=or_none(_ABSOLUTE))] = ""
-    startup_probe: Annotated[Probe | None, about("Until it succeeds, the others are not asked.")] = None
-    liveness_probe: Annotated[Probe | None, about("A container that fails it is started again.")] = None
+    image: Annotated[
+        str, about("Container image; `holdfast up -f` runs the installed version instead.", like=_LINE)
+    ] = ""
+    command: Annotated[
+        tuple[str, ...], about("Command to run (none: `holdfast` with the component's own subcommand).")
+    ] = ()
+    args: Annotated[tuple[str, ...], about("Arguments of the command.")] = ()
+    env: Annotated[tuple[EnvVar, ...], about("Environment variables; they take precedence over the service's.")] = ()
+    working_dir: Annotated[str, about("Working directory.", like=or_none(_ABSOLUTE))] = ""
+    startup_probe: Annotated[Probe | None, about("Until it succeeds, the other probes do not run.")] = None
+    liveness_probe: Annotated[Probe | None, about("A container that fails it is restarted.")] = None
     readiness_probe: Annotated[Probe | None, about("A container that fails it is not ready.")] = None
 
     idle: ClassVar[Names] = {
@@ -135,10 +141,10 @@ shareProcessNamespace subdomain tolerations topologySpreadConstraints volumes
 
 
 class ExtraPodSpec(Section, frozen=True):
-    main_container: Annotated[MainContainer, about("The component's own container.")] = MainContainer()
-    termination_grace_period_seconds: Annotated[
-        int, about("From SIGTERM to SIGKILL.", "s", min=0, max=86400)
-    ] = GRACE_S
+    main_container: Annotated[MainContainer, about("Container of the component.")] = MainContainer()
+    termination_grace_period_seconds: Annotated[int, about("Time from SIGTERM to SIGKILL.", "s", min=0, max=86400)] = (
+        GRACE_S
+    )
 
     idle: ClassVar[Names] = dict.fromkeys(_POD_SPEC.split(), CLUSTER)
     refused: ClassVar[Refusals] = {

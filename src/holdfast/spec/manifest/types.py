@@ -37,49 +37,63 @@ _MODEL = (r"[^\x00-\x20\x7f][^\x00-\x1f\x7f]{0,199}", "1 to 200 characters witho
 
 
 class Limits(Section, frozen=True):
-    gpu: Annotated[str, about("GPUs of each replica; all of its engines share them.", like=_COUNT, number=True)] = "0"
+    gpu: Annotated[str, about("GPUs per replica; its engines share them.", like=_COUNT, number=True)] = "0"
 
     idle: ClassVar[Names] = dict.fromkeys(("cpu", "memory", "gpuType", "custom"), CLUSTER)
     refused: ClassVar[Refusals] = {"nvidia.com/gpu": ("a service's GPUs are called gpu", "write gpu in its place")}
 
 
 class Resources(Section, frozen=True):
-    limits: Annotated[Limits, about("What a replica may have.")] = Limits()
+    limits: Annotated[Limits, about("Resources of a replica.")] = Limits()
 
     idle: ClassVar[Names] = {"requests": "limits are read", "claims": "the plan makes its own claim"}
 
 
 class Failover(Section, frozen=True):
-    enabled: Annotated[bool, about("Whether engines stand by, their memory in a vault.")]
-    num_shadows: Annotated[int, about("How many stand by.", min=0, max=SHADOWS_MAX)] = 1
+    enabled: Annotated[bool, about("Run standby engines, with the memory in a vault.")]
+    num_shadows: Annotated[int, about("Number of standby engines.", min=0, max=SHADOWS_MAX)] = 1
     lock: Annotated[
-        str, about("The lock that elects the active; empty: a file that its pod shares.", like=or_none(_LOCK))
+        str, about("Lock that elects the active engine (empty: a file shared within the pod).", like=or_none(_LOCK))
     ] = ""
 
     idle: ClassVar[Names] = {"mode": "all engines of a failover group are in one pod"}
 
 
 class Multinode(Section, frozen=True):
-    node_count: Annotated[int, about("Machines that share one engine.", min=1, max=1000)]
+    node_count: Annotated[int, about("The number of machines that share one engine.", min=1, max=1000)]
 
 
 class Rollout(Section, frozen=True):
     """How one set is replaced by the next; never a reason to replace it."""
 
     max_surge: Annotated[
-        str, about("Replicas beyond those wanted, while it rolls.", like=_COUNT_OR_SHARE, number=True)
+        str,
+        about("Extra replicas allowed during a rollout: a number or a percentage.", like=_COUNT_OR_SHARE, number=True),
     ] = "1"
     max_unavailable: Annotated[
-        str, about("Replicas of those wanted that may be missing.", like=_COUNT_OR_SHARE, number=True)
+        str,
+        about(
+            "Replicas that may be missing during a rollout: a number or a percentage.",
+            like=_COUNT_OR_SHARE,
+            number=True,
+        ),
     ] = "0"
     progress_deadline_seconds: Annotated[
-        int, about("Without progress for so long, it is undone.", "s", min=1, max=86400)
+        int, about("Undo the rollout after this time without progress.", "s", min=1, max=86400)
     ] = 600
     error_percent_max: Annotated[
-        int, about("Of a new set's requests; with more that fail, it is undone.", "%", min=0, max=100)
+        int,
+        about(
+            "Undo the rollout if a larger share of the new set's requests fails, and more than elsewhere.",
+            "%",
+            min=0,
+            max=100,
+        ),
     ] = 5
-    inexact: Annotated[bool, about("Whether streams whose set is gone for good may end on another.")] = False
-    paused: Annotated[bool, about("Whether it waits where it is.")] = False
+    inexact: Annotated[
+        bool, about("Let streams whose set was replaced continue on another set, flagged as inexact.")
+    ] = False
+    paused: Annotated[bool, about("Pause the rollout.")] = False
 
 
 _LORA = ("LoRA adapters are not supported", "serve the merged model under a name of its own")
@@ -96,11 +110,11 @@ _OTHER_TYPES = {
 class CanaryQuestion(Section, frozen=True):
     """A known question of the worker's model (`spec.canaries.CanaryPrompt`)."""
 
-    prompt: Annotated[str, about("What is asked, as text.")] = ""
-    prompt_tokens: Annotated[tuple[int, ...], about("What is asked, as token ids, in place of prompt.")] = ()
-    expected_tokens: Annotated[tuple[int, ...], about("The token ids that must be answered at temperature 0.")] = ()
+    prompt: Annotated[str, about("Prompt as text.")] = ""
+    prompt_tokens: Annotated[tuple[int, ...], about("Prompt as token ids, instead of prompt.")] = ()
+    expected_tokens: Annotated[tuple[int, ...], about("Token ids that must be answered at temperature 0.")] = ()
     logprob_range: Annotated[
-        tuple[float, ...], about("Lowest and highest log-probability of each of them; none: any.")
+        tuple[float, ...], about("Lowest and highest log-probability allowed for each expected token (none: any).")
     ] = ()
 
     refused: ClassVar[Refusals] = {
@@ -109,23 +123,35 @@ class CanaryQuestion(Section, frozen=True):
 
 
 class Service(Section, frozen=True):
-    component_type: Annotated[str, about("What it is.", choices=COMPONENT_TYPES, mends=_OTHER_TYPES)]
-    sub_component_type: Annotated[str, about("What kind of it, e.g. prefill or decode.", like=or_none(_WORD))] = ""
-    replicas: Annotated[int, about("How many.", min=0, max=REPLICAS_MAX)] = 1
-    model_name: Annotated[str, about("The name that clients ask for; default: the model's.", like=or_none(_MODEL))] = ""
+    component_type: Annotated[
+        str,
+        about(
+            "The type of the service: frontend, planner (runs control) or worker.",
+            choices=COMPONENT_TYPES,
+            mends=_OTHER_TYPES,
+        ),
+    ]
+    sub_component_type: Annotated[str, about("Kind of worker, e.g. prefill or decode.", like=or_none(_WORD))] = ""
+    replicas: Annotated[int, about("Number of replicas.", min=0, max=REPLICAS_MAX)] = 1
+    model_name: Annotated[
+        str, about("Model name that clients use (default: the model's own).", like=or_none(_MODEL))
+    ] = ""
     canary_prompts: Annotated[
-        tuple[CanaryQuestion, ...], about("Known questions of a worker's model, which control asks it.")
+        tuple[CanaryQuestion, ...], about("Known-answer prompts with which control checks the workers.")
     ] = ()
-    resources: Annotated[Resources, about("What each replica has.")] = Resources()
-    failover: Annotated[Failover, about("Whether a worker has standbys.")] = Failover(enabled=False)
-    multinode: Annotated[Multinode | None, about("Whether one engine has several machines.")] = None
-    envs: Annotated[tuple[EnvVar, ...], about("Variables of its containers; they win over the deployment's.")] = ()
-    env_from_secret: Annotated[str, about("A secret whose keys are variables, too.", like=or_none(NAME))] = ""
-    liveness_probe: Annotated[Probe | None, about("As its container's, which wins.")] = None
-    readiness_probe: Annotated[Probe | None, about("As its container's, which wins.")] = None
-    extra_pod_spec: Annotated[ExtraPodSpec, about("Its container.")] = ExtraPodSpec()
-    rollout: Annotated[Rollout, about("How it is replaced.")] = Rollout()
-    fleet: Annotated[Fleet, about("How a fleet keeps it.")] = Fleet()
+    resources: Annotated[Resources, about("Resources of each replica.")] = Resources()
+    failover: Annotated[Failover, about("Standby engines of a worker.")] = Failover(enabled=False)
+    multinode: Annotated[Multinode | None, about("Spread one engine over several machines.")] = None
+    envs: Annotated[
+        tuple[EnvVar, ...],
+        about("Environment variables of its containers; they take precedence over the deployment's."),
+    ] = ()
+    env_from_secret: Annotated[str, about("Secret whose keys become environment variables.", like=or_none(NAME))] = ""
+    liveness_probe: Annotated[Probe | None, about("Liveness probe, unless the container has its own.")] = None
+    readiness_probe: Annotated[Probe | None, about("Readiness probe, unless the container has its own.")] = None
+    extra_pod_spec: Annotated[ExtraPodSpec, about("Container and pod settings.")] = ExtraPodSpec()
+    rollout: Annotated[Rollout, about("How a new revision replaces the old one.")] = Rollout()
+    fleet: Annotated[Fleet, about("Replicas, placement and scaling in a fleet.")] = Fleet()
 
     idle: ClassVar[Names] = {
         "dynamoNamespace": "its namespace is made of metadata.name and what it is",
@@ -172,11 +198,9 @@ class Service(Section, frozen=True):
 
 
 class Spec(Section, frozen=True):
-    services: Annotated[dict[str, Service], about("What runs, by name.")]
-    envs: Annotated[tuple[EnvVar, ...], about("Variables of every container.")] = ()
-    shares: Annotated[
-        tuple[str, ...], about("Deployments whose workers this one's frontends serve as well.")
-    ] = ()
+    services: Annotated[dict[str, Service], about("The mapping of services to run, by name.")]
+    envs: Annotated[tuple[EnvVar, ...], about("Environment variables of every container.")] = ()
+    shares: Annotated[tuple[str, ...], about("Other deployments whose workers this one's frontends serve, too.")] = ()
 
     idle: ClassVar[Names] = {
         "backendFramework": "a container's command says it",
@@ -210,10 +234,12 @@ _OTHER_KINDS = {"List": "one file is one manifest; `holdfast get NAME -o yaml` w
 
 
 class Manifest(Section, frozen=True):
-    api_version: Annotated[str, about("Which manifest it is.", choices=(API_VERSION,), mends=_OTHER_VERSIONS)]
-    kind: Annotated[str, about("What it describes.", choices=(KIND,), mends=_OTHER_KINDS)]
-    metadata: Annotated[Metadata, about("Its name.")]
-    spec: Annotated[Spec, about("What should run.")]
+    api_version: Annotated[
+        str, about("The version of the manifest format.", choices=(API_VERSION,), mends=_OTHER_VERSIONS)
+    ]
+    kind: Annotated[str, about("The kind of the manifest.", choices=(KIND,), mends=_OTHER_KINDS)]
+    metadata: Annotated[Metadata, about("The deployment's name.")]
+    spec: Annotated[Spec, about("The desired state of the deployment.")]
 
     idle: ClassVar[Names] = {"status": _SERVERS}
 
