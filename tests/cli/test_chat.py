@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.processes]
 
 SEED = ("--seed", "7")
 ENOUGH = ("--max-tokens", "150")  # at 10 ms a token: long enough to be killed in the middle
-DIED = "an engine died under this answer"
+DIED = "an engine died during this answer"
 CTRL_C, CTRL_D = "\x03", "\x04"
 
 
@@ -93,7 +93,7 @@ def test_a_piped_question(deployment: Deployment) -> None:
     assert (done.returncode, done.stdout.decode()) == (0, told(deployment, "two\nlines é", max_tokens=30) + "\n")
     done = piped(deployment.folder, given=b" \n")
     assert (done.returncode, done.stdout) == (1, b"")
-    assert done.stderr.startswith(b"holdfast: nothing came in to ask")
+    assert done.stderr.startswith(b"holdfast: standard input is empty")
 
 
 def test_no_server_is_said_with_the_mend(tmp_path: Path, deployment: Deployment) -> None:
@@ -177,7 +177,7 @@ def test_an_engine_dies_under_the_answer(breakable: Deployment, unbroken: str) -
     assert shown(lines) == letters(unbroken)
     assert [line[0] for line in lines].count(MARK) == 1
     assert lines[0][0] == " "
-    assert f"{MARK} {DIED}; its standby went on after " in "\n".join(screen)
+    assert f"{MARK} {DIED}; its standby continued after " in "\n".join(screen)
 
 
 def test_a_piped_answer_survives_too(breakable: Deployment, unbroken: str) -> None:

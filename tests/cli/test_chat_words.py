@@ -74,7 +74,7 @@ def test_an_event_without_an_end_is_refused() -> None:
 def test_what_is_no_answer_is_said_to_be_none() -> None:
     """Data that is no chunk is trouble, not a traceback."""
     for data in (b"data: nonsense\n\n", b'data: {"choices":[{"delta":{"content":3}}]}\n\n', b"data: []\n\n"):
-        with pytest.raises(ChatTrouble, match="no chat answer"):
+        with pytest.raises(ChatTrouble, match="not a chat answer"):
             read([data])
 
 
@@ -117,7 +117,7 @@ def test_the_mark_stands_in_the_next_margin() -> None:
     """The line after the resumption has the mark; where no line follows, the last one has it."""
     lines = show("one two three ", 0.032, "four five six seven eight nine")
     assert body(lines) == ["  one two three", f"{MARK} four five six", "  seven eight nine"]
-    assert " ".join(" ".join(lines).split()).endswith("went on after 32 ms")
+    assert " ".join(" ".join(lines).split()).endswith("continued after 32 ms")
     assert body(show("one ", 0.5, "two")) == [f"{MARK} one two"]
     assert body(show(0.5, "one\ntwo")) == [f"{MARK} one", "  two"]
     assert body(show("one ", 0.5, "two\n\n")) == [f"{MARK} one two"]
@@ -159,11 +159,11 @@ def test_no_word_is_lost_and_no_line_is_too_long(pieces: list[str], at: int) -> 
 
 def test_notes_say_what_happened() -> None:
     """One line for all deaths under an answer, one for an answer that was cut off."""
-    died = "↻ an engine died under this answer"
+    died = "↻ an engine died during this answer"
     assert notes([], END) == []
-    assert notes([0.0324], END) == [f"{died}; its standby went on after 32 ms"]
-    assert notes([0.04, 1.25], None) == [f"{died} 2 times; its standby went on after 40 ms, 1.2 s"]
-    assert "may read on otherwise" in notes([0.04], Ended("stop", False))[0]
+    assert notes([0.0324], END) == [f"{died}; its standby continued after 32 ms"]
+    assert notes([0.04, 1.25], None) == [f"{died} 2 times; its standby continued after 40 ms, 1.2 s"]
+    assert "the rest may differ" in notes([0.04], Ended("stop", False))[0]
     assert notes([], Ended("length", True)) == ["… the answer was cut off at its limit of tokens"]
 
 

@@ -130,7 +130,7 @@ def test_up_refuses_a_pipe_that_nobody_writes_to(
     """In one line that names the option."""
     monkeypatch.setattr(small_files, "READ_S", 0.2)
     os.mkfifo(pipe := place.state_dir / "pipe")
-    said = f"{option} {pipe} cannot be read: nobody has written it"
+    said = f"{option} {pipe} cannot be read: its writer has not finished"
     must_say(place, ("up", "--engine", "sim", option, str(pipe)), REFUSED, said)
 
 
@@ -207,6 +207,6 @@ def test_ps_shows_no_rows_of_what_a_closed_terminal_ended(place: Place) -> None:
     for name in ("store", "frontend"):
         write_record(place.folder, Record(name, name, ended.pid, 1))
     said = place.say("ps").stdout
-    assert said.startswith(f"nothing runs in {place.folder}: all that ran ended")
+    assert said.startswith(f"nothing runs in {place.folder}: all its processes ended")
     assert "`holdfast up` starts it again" in said
     assert "dead" not in said

@@ -181,7 +181,7 @@ async def test_it_is_paused_resumed_and_undone(desk: Desk) -> None:
         assert (await desk.say("rollout", "pause")).returncode == 0
         waited = await desk.apply(text("two"), "--wait", "--timeout", "0.5s")
         assert waited.returncode == 1, waited
-        assert "timed out after 0.5 s; it goes on without you" in waited.stderr
+        assert "timed out after 0.5 s; it continues in the background" in waited.stderr
         assert "revision 4 is paused" in (await desk.say("rollout", "status", "--no-watch")).stdout
         assert (await desk.say("rollout", "resume", "chat")).stdout == f"{KIND}/chat resumed\n"
         done = await desk.say("rollout", "status")
@@ -257,7 +257,7 @@ async def test_what_is_applied_while_it_is_deleted_is_refused(desk: Desk) -> Non
         assert (await desk.say("delete", "chat", "--no-wait")).returncode == 0
         late = await desk.apply(text("two"))
         assert late.returncode == 1, late
-        gone = ("it is being deleted", "nobody here keeps", "was deleted meanwhile")  # by how far it is
+        gone = ("it is being deleted", "no supervisor here runs", "was deleted meanwhile")  # by how far it is
         assert any(how in late.stderr for how in gone), late
         await desk.site.until(desk.site.task.done, "the deletion")
         assert await wanted(desk.site.store, "chat") is None
@@ -282,12 +282,12 @@ async def test_nobody_is_asked_who_is_not_there(desk: Desk, monkeypatch: pytest.
     async with first_revision(desk):
         other = await desk.apply(text("one").replace("name: chat", "name: talk"))
         assert other.returncode == 1
-        assert "nobody here keeps a deployment 'talk' (there is chat); `holdfast up -f FILE` does" in other.stderr
+        assert "no supervisor here runs a deployment 'talk' (there is chat); start one with " in other.stderr
     for words in (("apply", "-f", str(desk.file)), ("rollout", "pause"), ("rollout", "status")):
         desk.file.write_text(text("two"))
         told = await desk.say(*words)
         assert told.returncode == 1, told
-        assert "nobody carries chat out: `holdfast up -f FILE` goes on" in told.stderr, told
+        assert "no supervisor runs chat: `holdfast up -f FILE` continues it" in told.stderr, told
     assert "not carried out" in (await desk.say("get")).stdout
 
 
@@ -302,7 +302,7 @@ async def test_what_nobody_carries_out_is_deleted_once_nothing_of_it_runs(
     await until(lambda: left.registered, "a process of it")
     told = await desk.say("delete", "chat")
     assert told.returncode == 1, told
-    assert "nobody carries chat out" in told.stderr
+    assert "no supervisor runs chat" in told.stderr
     assert "1 of its processes run; `holdfast down` stops them" in told.stderr
     await left.withdraw()
     gone = await desk.say("delete", "chat")
@@ -328,7 +328,7 @@ async def test_who_stops_waiting_stops_nothing_else(desk: Desk) -> None:
             waits.send_signal(signal.SIGINT)
             said += await waits.stdout.read()
             assert await waits.wait() == 130, said
-        assert b"it goes on without you: `holdfast rollout status chat`" in said
+        assert b"it continues in the background: `holdfast rollout status chat`" in said
         await desk.say("rollout", "resume")
         await desk.site.in_place(rolling, 2)
 

@@ -36,7 +36,7 @@ async def test_a_model_is_scaled_within_its_bounds(desk: Desk) -> None:
     """Only the number is another; who wants more is told what to ask for."""
     before = await desk.wished("tiny")
     done = await desk.say("scale", "tiny", "4")
-    assert (done.returncode, done.stdout) == (0, "model tiny: 4 wanted\n"), done
+    assert (done.returncode, done.stdout) == (0, "model tiny: 4 desired\n"), done
     after = await desk.wished("tiny")
     assert (after.model.wanted, after.model.version, after.model.generation) == (4, before.model.version, 2)
     more = await desk.say("scale", "tiny", "5")
@@ -55,7 +55,7 @@ async def test_a_model_is_scaled_within_its_bounds(desk: Desk) -> None:
     warm = ("--min", "1", "--max", "2", "--floor", "warm", "--host-gib", "1", "--autoscale")
     assert (await desk.say("deploy", "kept", *SIM, *SIZE, *warm)).returncode == 0
     none = await desk.say("scale", "kept", "0")
-    assert none.stdout == "model kept: 0 wanted, until its traffic says otherwise: it is autoscaled\n"
+    assert none.stdout == "model kept: 0 desired; autoscaling may change that\n"
 
 
 async def test_an_evicted_model_stays_known(desk: Desk) -> None:
@@ -63,7 +63,7 @@ async def test_an_evicted_model_stays_known(desk: Desk) -> None:
     wish = await desk.wished("tiny")
     await desk.node("n1", [replica(wish, 1)])
     done = await desk.say("evict", "tiny")
-    told = "model tiny evicted: none wanted, none kept; its 1 replica leaves when requests have ended\n"
+    told = "model tiny evicted: 0 desired, none kept; its 1 replica leaves when requests have ended\n"
     assert (done.returncode, done.stdout) == (0, told), done
     model = (await desk.wished("tiny")).model
     assert (model.wanted, model.floor, model.kept) == (0, Level.COLD, 0)
@@ -71,7 +71,7 @@ async def test_an_evicted_model_stays_known(desk: Desk) -> None:
     gone = await desk.say("evict", "tiny", "--forget", "--json")
     assert (gone.returncode, gone.object["wanted"], gone.object["hot"]) == (0, None, 1), gone
     assert await desk.wish("tiny") is None
-    assert "tiny   forgotten; its replicas leave" in (await desk.say("models")).stdout
+    assert "tiny   removed; its replicas leave" in (await desk.say("models")).stdout
     again = await desk.say("scale", "tiny", "1")
     assert (again.returncode, "there is no model 'tiny'" in again.stderr) == (1, True), again
     await desk.node("n1")
@@ -84,7 +84,7 @@ async def test_one_replica_is_evicted_by_its_name(desk: Desk) -> None:
     wish = await desk.wished("tiny")
     await desk.node("n1", [replica(wish, 1), replica(wish, 2)])
     done = await desk.say("evict", "tiny", "r2")
-    told = "replica r2 of tiny on n1 leaves when its requests have ended; another comes for it\n"
+    told = "replica r2 of tiny on n1 leaves when its requests have ended; another will be started in its place\n"
     assert (done.returncode, done.stdout) == (0, told), done
     model = (await desk.wished("tiny")).model
     assert (model.wanted, model.going) == (2, {2})
@@ -107,24 +107,24 @@ async def test_whether_another_comes_for_one_that_is_evicted_is_what_is_so(desk:
     warm = replica(wish, 3, level=Level.WARM, devices=())
     await desk.node("n1", [replica(wish, 1), replica(wish, 2), warm])
     for one, told in (
-        ("r3", "leaves host memory; none comes for it: 1 wanted, 2 HOT without it"),
-        ("r2", "leaves when its requests have ended; none comes for it: 1 wanted, 1 HOT without it"),
-        ("r1", "leaves when its requests have ended; another comes for it"),
+        ("r3", "leaves host memory; not replaced: 1 desired, 2 HOT without it"),
+        ("r2", "leaves when its requests have ended; not replaced: 1 desired, 1 HOT without it"),
+        ("r1", "leaves when its requests have ended; another will be started in its place"),
     ):
         done = await desk.say("evict", "tiny", one)
         assert (done.returncode, done.stdout) == (0, f"replica {one} of tiny on n1 {told}\n"), done
     shrunk = await desk.say("evict", "tiny", "r3", "--shrink")
-    assert (shrunk.returncode, "r3 is WARM and not one of those that are wanted" in shrunk.stderr) == (1, True), shrunk
+    assert (shrunk.returncode, "r3 is WARM and does not count as one" in shrunk.stderr) == (1, True), shrunk
     assert (await desk.say("scale", "tiny", "0")).returncode == 0
     await desk.node("n1", [replica(wish, 4)])
-    assert "none comes for it: 0 wanted\n" in (await desk.say("evict", "tiny", "r4")).stdout
+    assert "not replaced: 0 desired\n" in (await desk.say("evict", "tiny", "r4")).stdout
     shrunk = await desk.say("evict", "tiny", "r4", "--shrink")
     assert (shrunk.returncode, "none of tiny is wanted; leave --shrink out" in shrunk.stderr) == (1, True), shrunk
     floor = ("--min", "1", "--max", "2", "--floor", "warm", "--host-gib", "1", "--wanted", "0")
     assert (await desk.say("deploy", "tiny", *SIM, *SIZE, *floor)).returncode == 0
     kept = await desk.wished("tiny")
     await desk.node("n1", [replica(kept, 5, level=Level.WARM, devices=())])
-    assert "leaves host memory; another comes for it\n" in (await desk.say("evict", "tiny", "r5")).stdout
+    assert "leaves host memory; another will be started in its place" in (await desk.say("evict", "tiny", "r5")).stdout
 
 
 async def test_models_are_shown_with_their_replicas(desk: Desk) -> None:
@@ -136,7 +136,7 @@ async def test_models_are_shown_with_their_replicas(desk: Desk) -> None:
     await desk.node("n1", [replica(wish, 1), other, warm])
     await desk.book(unmet={"tiny": "there is no room for it"})
     shown = (await desk.say("models")).stdout.splitlines()
-    assert shown[0].split() == ["model", "name", "version", "wanted", "hot", "warm", "floor", "age"]
+    assert shown[0].split() == ["model", "name", "version", "desired", "hot", "warm", "floor", "age"]
     assert shown[1].split()[:6] == ["other", "other", (await desk.wished("other")).model.version, "1", "1", "0"]
     assert shown[2].split()[:7] == ["tiny", "tiny", wish.model.version, "2", "1", "1", "COLD"]
     assert shown[3] == "  tiny: there is no room for it"
@@ -157,7 +157,7 @@ async def test_nodes_are_shown_with_their_leases(desk: Desk) -> None:
     await desk.node("n1", [replica(wish, 1)])
     await desk.node("n2", gib=2)
     shown = (await desk.say("nodes")).stdout.splitlines()
-    assert shown[0].split() == ["node", "device", "leased", "total", "replicas", "agent", "told"]
+    assert shown[0].split() == ["node", "device", "leased", "total", "replicas", "agent", "reported"]
     assert shown[1].split() == ["n1", "host-1", "1.00", "GiB", "8.00", "GiB", "1", "here", "pid", "7"]
     assert shown[2].split() == ["host", "0.00", "GiB", "16.00", "GiB", "0"]
     assert shown[3].split()[:6] == ["n2", "host-1", "0.00", "GiB", "2.00", "GiB"]
@@ -170,7 +170,7 @@ async def test_nodes_are_shown_with_their_leases(desk: Desk) -> None:
 async def test_nobody_to_carry_it_out_is_told(desk: Desk) -> None:
     """No node, or nobody who decides."""
     await desk.store.delete(f"v1/controls/{DEPLOYMENT}/control-1-1", 10.0)
-    assert "nobody decides for local: no control of it runs" in (await desk.say("models")).stdout
+    assert "no control of local runs" in (await desk.say("models")).stdout
     await desk.store.delete(f"v1/nodes/{DEPLOYMENT}/n1", 10.0)
     assert "no node of local is there: `holdfast up --backend local`" in (await desk.say("nodes")).stdout
     late = await desk.say("deploy", "late", *SIM)
@@ -257,7 +257,7 @@ async def test_what_cannot_be_is_told_at_once(desk: Desk) -> None:
     """Memory that no node has, however long one waits; for programs with how it is."""
     large = await desk.say("deploy", "large", *SIM, "--memory-gib", "6", "--wanted", "2", "--wait", "--json")
     assert (large.returncode, large.object["hot"]) == (1, 0)
-    assert "2 are wanted, and all nodes together could hold 1, of 6.00 GiB" in large.stderr
+    assert "2 replicas are desired, and all nodes together could hold 1, of 6.00 GiB" in large.stderr
 
 
 async def test_what_fails_again_and_again_is_told_with_why(desk: Desk) -> None:
@@ -287,24 +287,24 @@ async def test_what_stays_as_it_is_is_told_after_a_while(desk: Desk, monkeypatch
     await desk.book()
     await desk.store.delete(f"v1/controls/{DEPLOYMENT}/control-1-1", 10.0)
     quiet = await desk.say("scale", "tiny", "2", "--wait")
-    assert (quiet.returncode, "nobody decides for local" in quiet.stderr) == (1, True), quiet
+    assert (quiet.returncode, "no control of local runs" in quiet.stderr) == (1, True), quiet
 
 
 async def test_who_waits_hears_of_others(desk: Desk) -> None:
     """One that was forgotten, or is another version by now, will not come."""
     async with waiting(desk, "scale", "tiny", "1") as ended:
         assert (await desk.say("deploy", "tiny", *SIM, "--memory-gib", "2")).returncode == 0
-        assert "tiny was deployed anew, as version " in (await ended).stderr
+        assert "tiny was deployed again meanwhile, as version " in (await ended).stderr
     async with waiting(desk, "scale", "tiny", "1", "--timeout", "0") as ended:
         assert (await desk.say("evict", "tiny", "--forget")).returncode == 0
-        assert "tiny was forgotten" in (await ended).stderr
+        assert "tiny was removed from the fleet meanwhile" in (await ended).stderr
 
 
 async def test_waiting_has_an_end(desk: Desk) -> None:
     """After its time it says that it goes on without us; so does Ctrl-C, and the wish stands."""
     late = await desk.say("scale", "tiny", "1", "--wait", "--timeout", "100ms")
     assert late.returncode == 1
-    assert "timed out after 0.1 s; it goes on without you: `holdfast models tiny` shows how far it is" in late.stderr
+    assert "timed out after 0.1 s; it continues in the background: `holdfast models tiny` shows " in late.stderr
     words = (sys.executable, "-m", "holdfast", "scale", "tiny", "2", "--wait", "--store", desk.url)
     how = {"stdout": asyncio.subprocess.PIPE, "env": desk.env, "preexec_fn": _heeds_ctrl_c}
     process = await asyncio.create_subprocess_exec(*words, **how)
@@ -315,7 +315,7 @@ async def test_waiting_has_an_end(desk: Desk) -> None:
         process.send_signal(signal.SIGINT)
         rest, _ = await process.communicate()
     assert process.returncode == 130
-    assert b"it goes on without you" in rest
+    assert b"it continues in the background" in rest
     assert (await desk.wished("tiny")).model.wanted == 2
 
 

@@ -60,7 +60,7 @@ async def test_words_become_a_wish(desk: Desk) -> None:
     done = await desk.say("deploy", "tiny", *SIM, *words, "--served-name", "small words", "--standbys", "0")
     assert done.returncode == 0, done
     wish = await desk.wished("tiny")
-    assert done.stdout == f"model tiny deployed: version {wish.model.version}, 2 wanted, served as small words\n"
+    assert done.stdout == f"model tiny deployed: version {wish.model.version}, 2 desired, served as small words\n"
     model = wish.model
     assert (wish.name, wish.scaling, model.generation) == ("small words", None, 1)
     assert (model.replicas_min, model.replicas_max, model.wanted, model.floor) == (1, 4, 2, Level.WARM)
@@ -116,9 +116,9 @@ async def test_every_mistake_is_told_at_once(desk: Desk) -> None:
     assert sorted(told) == [
         "--chat-template /nowhere cannot be read: No such file or directory",
         "--devices: the simulator has one device, and not 2; leave it out",
-        "--host-gib: a floor of WARM needs host memory, and nobody says how much; give what the weights take, e.g. 16",
+        "--host-gib: a floor of WARM needs host memory, and how much is not given; give what the weights take, e.g. 16",
         "--max: must be 3 or more, as many as at least, got 2; leave it out, or ask for fewer at least",
-        "--wanted: 5 are wanted, and 2 may be; want 2, or allow 5",
+        "--wanted: 5 replicas are desired, and at most 2 are allowed; ask for 2, or allow 5",
         "KEY must be 1 to 30 of a-z, 0-9 and '-', with no '-' at either end, got 'Tiny_Model'",
         "holdfast: Tiny_Model cannot be deployed: 6 mistakes",
     ]
@@ -177,13 +177,13 @@ async def test_deployed_again_it_is_changed(desk: Desk) -> None:
     before = await desk.wished("tiny")
     version = before.model.version
     same = await desk.say("deploy", "tiny", *SIM, "--max", "4")
-    assert same.stdout == f"model tiny unchanged: version {version}, 3 wanted, served as tiny\n", (first, same)
+    assert same.stdout == f"model tiny unchanged: version {version}, 3 desired, served as tiny\n", (first, same)
     assert await desk.wished("tiny") == before
     fewer = await desk.say("deploy", "tiny", *SIM, "--max", "2", "--sim-jitter", "0.1")
-    assert fewer.stdout == f"model tiny changed: the same version {version}, 2 wanted, served as tiny\n"
+    assert fewer.stdout == f"model tiny changed: the same version {version}, 2 desired, served as tiny\n"
     other = await desk.say("deploy", "tiny", *SIM, "--max", "2", "--sim-revision", "2")
     after = await desk.wished("tiny")
-    changed = f"version {after.model.version} in place of {version}, 2 wanted, served as tiny"
+    changed = f"version {after.model.version} in place of {version}, 2 desired, served as tiny"
     assert other.stdout == f"model tiny changed: {changed}\n"
     assert (after.model.generation, after.model.version == version) == (3, False)
     await desk.say("deploy", "tiny", *SIM, "--max", "2", "--sim-revision", "2", "--memory-gib", "2")
@@ -309,7 +309,7 @@ async def test_what_is_deployed_at_the_same_instant_is_not_forgotten(desk: Desk)
     wish, where = await desk.wished("tiny"), wish_key(DEPLOYMENT, "tiny")
     anew = replace(wish, at_unix_s=wish.at_unix_s + 1)
     meanwhile = Meanwhile(desk.store, where, msgspec.json.encode(anew))
-    with pytest.raises(UserError, match="tiny was deployed anew at the same moment, and is not forgotten"):
+    with pytest.raises(UserError, match="tiny was deployed again meanwhile, so it is not removed"):
         await records.ask(meanwhile, DEPLOYMENT, "tiny", forgotten("tiny"))  # type: ignore[arg-type]
     assert await desk.wished("tiny") == anew
     scaled = replace(anew, model=replace(anew.model, wanted=0, generation=9))

@@ -43,7 +43,7 @@ async def test_what_is_empty_is_a_variable_that_was_not_set(desk: Desk) -> None:
         assert (told.returncode, f"--node: no node is called {node!r}" in told.stderr) == (REFUSED, True), told
     assert await desk.wish("other") is None
     told = await desk.say("queue")
-    assert (told.returncode, "--store is for --kill" in told.stderr) == (2, True), told
+    assert (told.returncode, "--store only works with --kill" in told.stderr) == (2, True), told
 
 
 @pytest.mark.parametrize(

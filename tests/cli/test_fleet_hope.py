@@ -78,9 +78,9 @@ def test_replicas_of_lost_nodes_are_not_counted_and_a_fleet_without_nodes_is_tol
     ("wanted", "seen", "told"),
     [
         (2, [{}], "1 of 2 HOT"),
-        (1, [{}, {}], "2 HOT, 1 wanted"),
+        (1, [{}, {}], "2 HOT, 1 desired"),
         (1, [{"health": Health.DOUBTED, "ill_s": 1.0}], "0 of 1 HOT; r0 doubted on n1"),
-        (0, [{"phase": Phase.DRAINING}], "0 HOT, 0 wanted; r0 draining on n1"),
+        (0, [{"phase": Phase.DRAINING}], "0 HOT, 0 desired; r0 draining on n1"),
     ],
 )
 def test_how_far_it_is(wanted: int, seen: list[dict[str, Any]], told: str) -> None:
@@ -100,9 +100,9 @@ def test_scaling_may_have_more() -> None:
     ("said", "sizes", "told"),
     [
         ({"wanted": 8}, [[8]], ""),
-        ({"wanted": 9}, [[8]], "9 are wanted, and all nodes together could hold 8, of 1.00 GiB"),
+        ({"wanted": 9}, [[8]], "9 replicas are desired, and all nodes together could hold 8, of 1.00 GiB"),
         ({"wanted": 9}, [[8], [1]], ""),
-        ({"wanted": 2, "per_node_max": 1}, [[8]], "2 are wanted, and all nodes together could hold 1"),
+        ({"wanted": 2, "per_node_max": 1}, [[8]], "2 replicas are desired, and all nodes together could hold 1"),
         ({"wanted": 1, "devices": 2}, [[8], [8]], "each replica needs 2 devices with 1.00 GiB each, and no node has"),
         ({"wanted": 1, "devices": 2}, [[8, 1]], ""),
         ({"wanted": 1, "nodes": frozenset({"n2"})}, [[8], [0]], "no node has that: the largest device has 0.00 GiB"),

@@ -146,7 +146,7 @@ async def test_who_waits_for_a_manifest_hears_of_all_its_models(desk: Desk, tmp_
     large.write_text(TEXT.replace("memoryGib: 0.2}", "memoryGib: 99}", 1))
     told = await desk.say("apply", "-f", str(large), "--wait", "--timeout", "20")
     assert (told.returncode, told.stdout.count(" deployed: ")) == (1, 2), told
-    assert "more-words: 0 HOT, 0 wanted, version" in told.stdout
+    assert "more-words: 0 HOT, 0 desired, version" in told.stdout
     assert "words: " in told.stderr
     assert "99" in told.stderr
 

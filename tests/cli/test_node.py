@@ -27,7 +27,7 @@ async def test_a_name_that_somebody_has_is_refused(desk: Desk, monkeypatch: pyte
     told = await desk.say("node", "--node", "n1", "--node-gib", "1")
     assert (told.returncode, told.stderr) == (
         1,
-        "holdfast: local has a node n1 (pid 7 on here); call this one otherwise: --node\n",
+        "holdfast: local has a node n1 (pid 7 on here); choose another name with --node\n",
     )
     assert not (desk.folder / "state").exists(), "nothing is left of who is refused"
 

@@ -40,7 +40,7 @@ def test_a_supervisor_that_looks_has_no_line(tmp_path: Path) -> None:
     dead = supervisor_trouble(tmp_path, time.time())
     assert dead is not None
     assert (dead.state, dead.pid, dead.entered_unix_s) == ("dead", 0, 1000.0)
-    assert "until `holdfast up` adopts these" in dead.note
+    assert "until `holdfast up` adopts these processes" in dead.note
 
 
 def test_one_that_prepares_is_not_called_silent(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_the_keys_of_up_by_options_survive_its_supervisor(place: Place) -> None:
     with Asker(place) as without_key:
         again = place.up("--workers", "1")
     assert again.returncode == 0, again.stderr
-    assert "Clients need the API keys of before" in again.stdout
+    assert "The API keys of the last `holdfast up` here still apply" in again.stdout
     assert set(without_key.statuses) <= {0, 401}, without_key.statuses
     assert (asked(place), asked(place, FIRST)) == (401, 200)
     assert place.run("down").returncode == 0

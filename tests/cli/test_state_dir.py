@@ -95,7 +95,7 @@ def test_another_owners_is_refused(folder: Path) -> None:
     with pytest.raises(UserError, match=rf"belongs to .*uid {NOBODY}.*set HOLDFAST_STATE_DIR"):
         own(folder)
     (folder / "private").mkdir(mode=0o700)
-    with as_another_user(folder), pytest.raises(UserError, match=r"private belongs to root \(uid 0\), who lets nobody"):
+    with as_another_user(folder), pytest.raises(UserError, match=r"private belongs to root \(uid 0\), you cannot"):
         readable(folder / "private")
 
 
@@ -136,7 +136,7 @@ def test_what_a_dead_supervisor_left_is_not_replaced(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"chat runs in .* `holdfast up -f FILE` goes on with it"):
             check_leftovers(tmp_path, other)
     check_leftovers(tmp_path, "chat")
-    assert adopts(tmp_path) == "until `holdfast up -f FILE` adopts these"
+    assert adopts(tmp_path) == "until `holdfast up -f FILE` adopts these processes"
     forget(tmp_path, "chat-frontend-01234567-1")
     check_leftovers(tmp_path, "talk")
 

@@ -146,9 +146,9 @@ def test_without_control_frontends_tell_what_they_go_by() -> None:
     own = [worker("worker-1a"), worker("worker-2a"), worker("worker-3a")]
     found = looked(None, *own, workers=rows, level=4)
     lines = shown(seen(found), 100)
-    assert "control: none runs here; level, standing and weight are as frontends last heard" in lines
-    assert lines[2:4] == ["level 4", "  as frontends last heard"]
-    assert level_line(found.level).startswith("degradation level 4: as frontends last heard")
+    assert "control: none runs here; level, health and weight are as last decided" in lines
+    assert lines[2:4] == ["level 4", "  the level that frontends last received"]
+    assert level_line(found.level).startswith("degradation level 4: the level that frontends last received")
     assert row(lines, "worker-1a")[2:4] == ["suspicious", "0.5"]
     assert row(lines, "worker-2a")[2:4] == ["–", "–"]
     assert row(lines, "worker-3a")[2:4] == ["spare", "0"]
@@ -179,8 +179,8 @@ def test_counts_of_another_version_are_not_known(odd: Any) -> None:
 def test_nobody_who_writes_incidents_down_is_no_good_news(deployment: Deployment) -> None:
     """Where no supervisor watches what runs, `holdfast incidents` does not say that nothing died."""
     done = run(deployment.folder, "incidents")
-    assert "nothing has died" not in done.stdout
-    assert "supervisor: none: nothing is written down" in done.stdout
+    assert "nothing has failed" not in done.stdout
+    assert "supervisor: none: nothing is recorded" in done.stdout
 
 
 def test_no_share_of_a_promise_that_nobody_made() -> None:

@@ -72,7 +72,7 @@ def test_a_supervisor_that_is_killed_is_followed_by_one_that_goes_on(place: Plac
     assert place.run("apply", "-f", SECOND).returncode == 0
     until(lambda: workers(place) - old, "a new worker")
     place.lose_supervisor()
-    assert "nobody carries upgrade out" in place.run("rollout", "status").stderr
+    assert "no supervisor runs upgrade" in place.run("rollout", "status").stderr
     screen = place.start("screen", place.command("up", "-f", FIRST, "--port", str(place.port)))
     until(lambda: "goes on with revision 2, which the store holds; the file differs" in place.screen(), "its word")
     status = place.start("status", place.command("rollout", "status"))

@@ -45,7 +45,7 @@ def test_waiting_is_bounded(place: Place, detach: tuple[str, ...]) -> None:
     asked = ("--store", store, "--wait-s", "1.5", "--status-port", "0", *place.shape, *detach)
     done = place.run("up", "--port", str(place.port), *asked)
     assert done.returncode == 1, done.stdout
-    assert "nobody serves after 1.5 s: " in done.stderr
+    assert "not serving after 1.5 s: " in done.stderr
     assert done.stderr.count("\n") == 1
     assert "is up" not in done.stdout
     place.must_be_gone()

@@ -47,7 +47,7 @@ def test_what_has_no_end_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "large").write_bytes(bytes(BYTES_MAX + 1))
     reading, writing = os.pipe()
     os.write(writing, b"x")
-    late = "nobody has written it to its end within 0.2 s"
+    late = "its writer has not finished within 0.2 s"
     for path, why in (
         (tmp_path / "pipe", late),
         (Path(f"/proc/self/fd/{reading}"), late),

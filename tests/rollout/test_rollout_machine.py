@@ -319,7 +319,7 @@ def test_every_phase_has_its_words() -> None:
         assert ("it was bad" in told.headline) is bool(memory.undone)
         lines.add(told.headline)
     assert len(lines) == len(cases)
-    assert report(m.NOTHING, look, 0.0).headline == "nothing was asked for yet"
+    assert report(m.NOTHING, look, 0.0).headline == "no manifest has been applied yet"
 
 
 @pytest.mark.parametrize(("want", "stage"), list(itertools.product(Want, Stage)), ids=lambda value: str(value))

@@ -345,12 +345,12 @@ def test_the_next_start_took_nothing_over() -> None:
 
 def test_an_end_that_was_clean_is_not_called_a_death() -> None:
     """A process that was asked by somebody else, and left."""
-    assert headline(Incident(1.0, "frontend", "frontend", 3, "exited with 0")) == "frontend left by itself"
+    assert headline(Incident(1.0, "frontend", "frontend", 3, "exited with 0")) == "frontend exited by itself"
 
 
 def test_an_end_that_nobody_saw_has_no_cause() -> None:
     """Of a process that was another's child only its end is known."""
-    assert headline(Incident(1.0, "vault-1-keeper", "keeper", 3, "ended")) == "vault-1-keeper ended; nobody saw how"
+    assert headline(Incident(1.0, "vault-1-keeper", "keeper", 3, "ended")) == "vault-1-keeper ended; how is not known"
 
 
 # -- engines that stand in for each other
@@ -371,14 +371,14 @@ def test_the_one_who_is_active_leads() -> None:
 def test_nobody_active_is_said() -> None:
     """While one takes over, or all are dead, nobody is called active."""
     (group,) = groups_of([engine("worker-1a", "waking"), engine("worker-1b", "dead", lifecycle="")])
-    assert str(group) == "worker-1: nobody is active; nobody stands by, worker-1a is waking, worker-1b is dead"
+    assert str(group) == "worker-1: no engine is active; no standby is ready, worker-1a is waking, worker-1b is dead"
     assert group.failover is None
 
 
 def test_a_standby_with_a_problem_does_not_count() -> None:
     """One that lost its memory is named, not counted on."""
     statuses = [engine("worker-1a", "active"), engine("worker-1b", "standby", note="the vault is gone")]
-    assert str(groups_of(statuses)[0]).endswith("; nobody stands by, worker-1b is standby")
+    assert str(groups_of(statuses)[0]).endswith("; no standby is ready, worker-1b is standby")
 
 
 def test_an_unwell_active_is_still_the_active() -> None:

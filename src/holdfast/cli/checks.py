@@ -148,7 +148,7 @@ def readable(state_dir: Path) -> Path:
         raise UserError(f"{state_dir} is not a directory; set {VARIABLE} to one")
     if not os.access(state_dir, os.R_OK | os.X_OK, effective_ids=True):
         who = _name(found.st_uid)
-        raise UserError(f"{state_dir} belongs to {who}, who lets nobody in; set {VARIABLE} to a directory of your own")
+        raise UserError(f"{state_dir} belongs to {who}, you cannot read it; set {VARIABLE} to a directory of your own")
     return state_dir
 
 

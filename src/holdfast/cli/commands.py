@@ -11,36 +11,36 @@ from dataclasses import dataclass
 
 from holdfast.cli.arguments import Asked
 
-RUN = "Run it"
-CHANGE = "Change a manifest's deployment while it serves"
-FLEET = "Many models on many devices"
-PARTS = "Run one process by hand"
-BREAK = "Break it and measure it"
+RUN = "Run and watch"
+CHANGE = "Change a running deployment (from a manifest)"
+FLEET = "Fleet: many models on many devices"
+PARTS = "Run single processes"
+BREAK = "Inject faults and measure"
 FAULTS = """\
-Break a worker on purpose (start it with --allow-chaos).
+Inject a fault into a worker (start it with --allow-chaos).
 
 Faults:
 
 - crash – the process kills itself (SIGKILL)
 - stop – the process stops itself (SIGSTOP)
-- wedge – the process lives, its engine makes no step any more
+- wedge – the process lives, but its engine stops making progress
 - slow – everything takes --factor times as long
-- wrong-tokens – every token is another word than it should be
-- drift-logprobs – every logprob is lower --by this
-- wrong-canaries – control's known questions are answered wrongly, clients rightly
-- wrong-proofs – so many proofs after a takeover (--times) come out wrong
-- wrong-verify – a verification finds its weights damaged, though they are not
+- wrong-tokens – every token is a wrong one
+- drift-logprobs – every logprob is lower by --by
+- wrong-canaries – canaries (control's known-answer checks) are answered wrongly, clients correctly
+- wrong-proofs – the next --times proofs after a takeover give a wrong result
+- wrong-verify – verifying its weights reports damage, though there is none
 - cut – running streams vanish without an end
 - error-after – running streams fail after --tokens more
 - error-every – one in --every new streams fails after its first token
-- zero-tokens – new streams end at once, as if well, without a token
+- zero-tokens – new streams end at once, successfully and without a token
 - truncate – new streams vanish without an end after --tokens
-- late-pongs, late-beats – its answers to pings, or its beats, come --ms late
+- late-pongs, late-beats – its answers to pings, or its heartbeats, come --ms late
 - reset – its connections are reset
 - wake-fails, wake-hangs – a standby's next takeover fails, or never ends
-- device-error – as a GPU that is lost for this process: it exits at once
+- device-error – as if this process had lost its GPU: it exits at once
 - memory-flip – its view of the weights is damaged
-- flip-bits – 1 to 8 random bits of its weights read wrong, by --seed; also of a real model's
+- flip-bits – 1 to 8 random bits of its weights (chosen by --seed) read wrong; works with real models too
 - clear – undo what can be undone"""
 
 
@@ -68,201 +68,202 @@ COMMANDS = (
         "up",
         RUN,
         "Start everything: store, vaults, workers with their standbys, frontend and control. Ctrl-C stops it.\n\n"
-        "By default a real model, SmolLM2-135M-Instruct; `--engine sim` is a simulator that says random words. With "
-        "`-f` what a manifest says; what the store holds of it goes on, whatever the file says by now.",
+        "By default it serves a real model, SmolLM2-135M-Instruct; `--engine sim` is a simulator that answers with "
+        "random words. With `-f` it runs a manifest. If the store already has a revision of this deployment in place, "
+        "it continues from there and the file is ignored (use `apply`).",
         "start:Up",
     ),
-    Command("down", RUN, "Stop everything, whether or not its supervisor lives.", "down:Down"),
-    Command("ps", RUN, "Show what runs.", "ps:Ps"),
-    Command("top", RUN, "Watch it live: workers, their standing and pace, levels, the last incidents.", "top:Top"),
-    Command("queue", RUN, "Show which requests wait, for which model, and in which place.", "queue:Queue"),
-    Command("incidents", RUN, "Show what died, why, who went on, and the gap that streams saw.", "ps:Incidents"),
+    Command("down", RUN, "Stop everything, even if its supervisor has died.", "down:Down"),
+    Command("ps", RUN, "List processes: state, streams, address, and what is wrong with them.", "ps:Ps"),
+    Command("top", RUN, "Live view: workers' health and tokens/s, degradation level, recent incidents.", "top:Top"),
+    Command("queue", RUN, "List waiting requests: model and place in the queue. `--kill` ends one.", "queue:Queue"),
+    Command("incidents", RUN, "Show what failed and why, what took over, and how long streams paused.", "ps:Incidents"),
     Command(
         "chat",
         RUN,
-        "Talk to it. A mark in the margin shows where an engine died and its standby went on.",
+        "Chat with a model. A mark in the margin shows where an engine died and its standby took over.",
         "chat.talk:Chat",
     ),
     Command(
         "apply",
         CHANGE,
-        "Change what should run to what a manifest says: a new revision, which replaces the last without losing a "
-        "stream.\n\n"
-        "What is bad is undone by itself. With `--wait` it is status 0 once it is in place, and 1 if it will not be.",
+        "Roll out a manifest as a new revision, which replaces the current one without losing a stream.\n\n"
+        "A bad revision is rolled back automatically. With `--wait`, the exit status is 0 once it is in place, and 1 "
+        "if it fails.",
         "deployments.change:Apply",
     ),
     Command(
         "diff",
         CHANGE,
-        "Show what applying a manifest would change. Status 0: nothing, 1: something, more: it cannot be told.",
+        "Show what applying a manifest would change. Exit status: 0 no changes, 1 changes, >1 error.",
         "deployments.change:Diff",
     ),
-    Command("get", CHANGE, "Show the deployments there are, and how they are.", "deployments.look:Get"),
+    Command("get", CHANGE, "List deployments and their status; `-o yaml` prints the manifest.", "deployments.look:Get"),
     Command(
         "delete",
         CHANGE,
-        "Take a deployment away: its streams have half a minute to end, and then nothing is left of it.",
+        "Delete a deployment: its streams have 30 s to finish, then its processes and records are removed.",
         "deployments.removal:Delete",
     ),
-    Command("rollout", CHANGE, "How far a change is, what there was before; pause it, resume it, undo it."),
+    Command("rollout", CHANGE, "Show the progress and history of changes; pause, resume or undo a change."),
     Command(
         "rollout status",
         "",
-        "Wait until the last change is in place. Status 1, if it was undone or is stuck.",
+        "Wait until the last change is in place. Exit status 1 if it was undone or is stuck.",
         "deployments.rollout:Status",
     ),
-    Command(
-        "rollout history", "", "Show the revisions there were, and what became of each.", "deployments.rollout:History"
-    ),
+    Command("rollout history", "", "List past revisions, and the outcome of each.", "deployments.rollout:History"),
     Command(
         "rollout pause",
         "",
-        "Start nobody more, and tell nobody else to leave, until it is resumed.",
+        "Start and drain no further replicas until resumed.",
         "deployments.rollout:Pause",
     ),
-    Command("rollout resume", "", "Go on with what was paused.", "deployments.rollout:Resume"),
+    Command("rollout resume", "", "Continue a paused rollout.", "deployments.rollout:Resume"),
     Command(
         "rollout undo",
         "",
-        "Go back: in mid-rollout to what was in place, else to what was there before.",
+        "Roll back: during a rollout to the revision in place before it, otherwise to the previous one.",
         "deployments.rollout:Undo",
     ),
     Command(
         "deploy",
         FLEET,
-        "Ask the fleet for a model, by its options or with `-f` by a manifest of one worker; again, to change it.\n\n"
-        "Only what is wanted is written down; the fleet (`holdfast up --backend local`) sees to it. Another version "
-        "replaces the last one by one. With `--wait` it is status 0 once as many are HOT as are wanted, and 1 if that "
-        "will not be.",
+        "Add a model to the fleet, or change one: by options, or with `-f` by a manifest of one worker service.\n\n"
+        "This writes the desired state to the store; the fleet (`holdfast up --backend local`) carries it out. A new "
+        "version replaces the old one replica by replica. With `--wait`, the exit status is 0 once the desired number "
+        "of replicas is HOT, and 1 if that fails.",
         "fleet.deploy:Deploy",
     ),
-    Command("scale", FLEET, "Say how many replicas of a model are to be HOT.", "fleet.change:Scale"),
+    Command("scale", FLEET, "Set how many replicas of a model are HOT (on a device, serving).", "fleet.change:Scale"),
     Command(
         "evict",
         FLEET,
-        "Take a model off its devices: none is wanted and none is kept, and it stays known.",
+        "Scale a model to zero and free its device memory; it stays deployed.\n\n"
+        "A later request starts it again if it is autoscaled; otherwise requests fail until `holdfast scale` sets more "
+        "replicas. With REPLICA, only that replica is drained, and another is started if needed (`--shrink`: never).",
         "fleet.change:Evict",
     ),
     Command(
         "node",
         FLEET,
-        "Join a fleet with this machine as one more node. Ctrl-C: what runs on it ends when it has answered.\n\n"
-        "The fleet is one that `holdfast up --backend local` started, here or elsewhere, and its store is what "
-        "`--store` names. Several nodes on one machine need a name each.",
+        "Join a fleet with this machine as one more node. Ctrl-C drains its replicas and leaves the fleet.\n\n"
+        "The fleet was started by `holdfast up --backend local`, here or elsewhere; `--store` names its store. Several "
+        "nodes on one machine need a name each (`--node`).",
         "fleet.node:Node",
     ),
-    Command("models", FLEET, "Show models: how many are wanted, what is there, what is missing.", "fleet.look:Models"),
+    Command("models", FLEET, "List models: desired, HOT and WARM replicas, and what is missing.", "fleet.look:Models"),
     Command(
         "events",
         FLEET,
-        "Show what stands in the fleet's store as events, and with `--follow` what happens: deploy, scale, evict, "
+        "Print the fleet's current state as events, and with `--follow` each change: deploy, scale, evict, "
         "kill_request, replica, queue_state.",
         "fleet.events:Events",
     ),
-    Command("nodes", FLEET, "Show nodes: their devices and host memory, and who has leased it.", "fleet.look:Nodes"),
+    Command("nodes", FLEET, "List nodes: devices, host memory, and how much of each is leased.", "fleet.look:Nodes"),
     Command(
         "worker",
         PARTS,
-        "A worker: hosts an engine, registers in the store, serves frontends.\n\n"
-        "With a lock (`--lock`, `$FAILOVER_LOCK_PATH`) it stands by until it has it, with its memory in the vault of "
-        "its device (`--vault-socket`, or in `$GMS_SOCKET_DIR`; `holdfast memory serve` runs one).",
+        "Run a worker: it hosts an engine, registers in the store and serves frontends.\n\n"
+        "With a lock (`--lock`, `$FAILOVER_LOCK_PATH`) it is a standby until it gets the lock, and keeps its memory in "
+        "its device's vault (`--vault-socket`, or in `$GMS_SOCKET_DIR`; `holdfast memory serve` runs one).",
         "start:Worker",
     ),
     Command(
         "frontend",
         PARTS,
-        "A frontend: the OpenAI-compatible HTTP server. Several may share one port.",
+        "Run a frontend: the OpenAI-compatible HTTP server. Several may share one port.",
         "start:Frontend",
     ),
     Command(
         "control",
         PARTS,
-        "A control: checks workers with known questions, and decides about their traffic.\n\n"
-        "Several may run for one deployment; the one that has the lock (`--lock`) leads, and the next goes on when it "
-        "ends. Without one serving goes on as last decided.",
+        "Run a control: it checks workers with known-answer requests and decides how much traffic each gets.\n\n"
+        "Several may run for one deployment; the one that has the lock (`--lock`) leads, and another takes over when "
+        "it ends. While no control runs, serving continues with the last decisions.",
         "start:Control",
     ),
-    Command("store", PARTS, "The embedded store: who serves what, for one machine or a few.", "start:Store"),
-    Command("memory", PARTS, "Memory that outlives processes: serve it, look at it, move it."),
+    Command("store", PARTS, "Run the embedded store (service discovery) for one machine or a few.", "start:Store"),
+    Command("memory", PARTS, "GPU and host memory that outlives processes: serve it, show it, move it."),
     Command(
         "memory serve",
         "",
-        "Keep the memory of devices: a vault and its keeper for each, in the foreground. Ctrl-C ends them.\n\n"
-        "Ending them lets go of the memory; killing them does not.",
+        "Run a vault (memory service) and its keeper for each device, in the foreground. Ctrl-C stops them.\n\n"
+        "Stopping them releases the memory; if the vault is killed, its keeper holds the memory.",
         "memory:Serve",
     ),
-    Command("memory status", "", "Show the vaults of this machine, and what they keep.", "memory:Show"),
+    Command("memory status", "", "Show the vaults of this machine, and what is in them.", "memory:Show"),
     Command(
         "memory demote",
         "",
-        "Move a device's weights to host memory, and give the device's memory back.\n\n"
-        "Nobody may have them mapped. A KV pool that nobody owns goes. The vault needs a host budget "
-        "(`memory serve --host-budget-gib`); what is in host memory is lost if the vault is killed.",
+        "Move a device's weights to host memory, and free the device memory.\n\n"
+        "No process may have them mapped. A KV pool without an owner is freed too. The vault needs a host budget "
+        "(`memory serve --host-budget-gib`); weights in host memory are lost if the vault is killed.",
         "memory_moves:Demote",
     ),
     Command(
         "memory promote",
         "",
-        "Move a device's weights from host memory back to the device, as they were; engines that wait get them.",
+        "Move a device's weights from host memory back to the device, unchanged; engines waiting for them get them.",
         "memory_moves:Promote",
     ),
-    Command("lock", PARTS, "Elect one engine of a group: serve the lock they take turns with."),
+    Command("lock", PARTS, "Serve the lock by which a group of engines elects its active one."),
     Command(
         "lock serve",
         "",
-        "Serve one election lock, in the foreground. Ctrl-C ends it.\n\n"
+        "Serve one election lock, in the foreground. Ctrl-C stops it.\n\n"
         "Engines use it with `holdfast worker --lock lock+tcp://host:port --lock-token-file FILE`. On TCP a token is "
-        "needed. Started again with the same state file within the window, it takes the lock from nobody.",
+        "required. If it restarts with the same state file within the window, the holder keeps the lock.",
         "locks:Serve",
     ),
     Command("chaos", BREAK, FAULTS, "chaos:Chaos"),
-    Command("bench", BREAK, "Measure it; every published figure comes from here."),
-    Command("bench frontend", "", "What one streamed token costs the frontend, in CPU time.", "bench:Frontend"),
+    Command("bench", BREAK, "Run the benchmarks behind every published figure."),
+    Command("bench frontend", "", "Measure the frontend's CPU time per streamed token.", "bench:Frontend"),
     Command(
         "bench memory",
         "",
-        "What sharing weights through a vault costs: remap and unmap against their floor, and the memory used.",
+        "Measure what sharing weights through a vault costs: remap and unmap times, and the memory used.",
         "bench:Memory",
     ),
     Command(
         "bench warm",
         "",
-        "What moving weights between a device and host memory takes: demoted and promoted again and again.",
+        "Measure how long moving weights takes between a device and host memory (demote and promote, repeated).",
         "bench:Warm",
     ),
     Command(
         "bench failover",
         "",
-        "End the active engine again and again under load: what clients lost, saw wrong, or waited for.",
+        "End the active engine repeatedly under load: lost and wrong answers, and the pauses that clients saw.",
         "bench:Failover",
     ),
     Command(
         "bench overload",
         "",
-        "Two frontends, clients three to one, on workers that cannot take all: who was served, refused, or lost.",
+        "Overload workers from two frontends with 3:1 clients; count requests served, refused and lost.",
         "bench:Overload",
     ),
     Command(
         "bench health",
         "",
-        "Break one of four workers in every way, under load: what was found, how soon, and what it cost.\n\n"
-        "Exits with 1 if anything was lost, missed or found that was not there. Canaries are sent more often than by "
-        "default; every threshold is the default.",
+        "Inject each fault into one of four workers under load: what was detected, how soon, and at what cost.\n\n"
+        "Exits with 1 if a stream was lost, a fault was missed or a healthy worker was blamed. Canaries are sent more "
+        "often than by default; all thresholds are the defaults.",
         "bench:Health",
     ),
     Command(
         "bench degrade",
         "",
-        "Stop workers until none is left, and let them go on, under load of all tiers: levels, batches, who was "
-        "refused.\n\n"
-        "Exits with 1 if levels, refusals or batches did not follow and return, premium was refused before level 4, or "
-        "a noisy bound made levels flap. Times are shorter than the defaults; bounds and rules are not.",
+        "Stop workers one by one until none is left, then resume them, under load of all tiers: degradation levels, "
+        "batch sizes, and which requests were refused.\n\n"
+        "Exits with 1 if levels, refusals and batch sizes did not follow and return, premium was refused before level "
+        "4, or a noisy bound made levels flap. Times are shorter than the defaults; bounds and rules are not.",
         "bench:Degrade",
     ),
     Command(
         "bench engine",
         "",
-        "How fast the torch engine decodes on this CPU, alone: --fast, --exact, and transformers beside them.",
+        "Measure how fast the torch engine decodes on this CPU, with --fast and --exact, compared with transformers.",
         "bench:Engine",
     ),
 )

@@ -134,7 +134,7 @@ def _stop_supervisors(state_dir: Path, screen: Screen, patience_s: float) -> tup
         elif time.monotonic() > until_s:
             raise UserError(f"{state_dir}/up.lock is held by a process that cannot be seen from here; stop it there")
         if len(stopped) == SUPERVISORS_MAX:
-            raise UserError(f"somebody starts `holdfast up` in {state_dir} again and again; stop that one first")
+            raise UserError(f"something keeps starting `holdfast up` in {state_dir}; stop that first")
         time.sleep(LOOK_S)
     return lock, len(stopped)
 

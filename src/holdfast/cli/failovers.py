@@ -51,7 +51,7 @@ def headline(incident: Incident) -> str:
         return f"{incident.name}{also} {_TAKEN.get(incident.verdict, 'lost its traffic')}: {incident.why}"
     part = f" ({incident.part})" if incident.part else ""
     times = f", {incident.times} times in a row" if incident.times > 1 else ""
-    how = {"exited with 0": "left by itself", "ended": "ended; nobody saw how"}.get(incident.why)
+    how = {"exited with 0": "exited by itself", "ended": "ended; how is not known"}.get(incident.why)
     how = how or f"died: {incident.why}"
     return f"{incident.name}{part} {how}{times}"
 

@@ -109,7 +109,7 @@ def _devices(spec: DeploymentSpec) -> dict[str, int]:
 
         sizes = sizes_of(spec.gpus)
         if not all(sizes):
-            raise UserError("the driver does not say how much memory its GPUs have: this cannot be a node of a fleet")
+            raise UserError("the driver does not report its GPUs' memory, so this machine cannot join a fleet")
         return {gpu: usable_bytes(size) for gpu, size in zip(spec.gpus, sizes, strict=True)}
     each = int(spec.node_gib * GIB) or free_host_bytes() // 2 // spec.node_devices
     return {f"host-{number + 1}": each for number in range(spec.node_devices)}

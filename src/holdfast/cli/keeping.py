@@ -178,4 +178,4 @@ async def _wait_until_up(state_dir: Path, child: subprocess.Popen[bytes], bound_
         if found is not None and found.pid == child.pid and (found.up or found.lack):
             return found.lack
         await asyncio.sleep(0.05)  # files cannot be waited on without inotify; a person does not see 50 ms
-    return f"its supervisor (pid {child.pid}) has not said within {bound_s:g} s that it serves"
+    return f"its supervisor (pid {child.pid}) has not reported within {bound_s:g} s that it serves"

@@ -74,7 +74,7 @@ async def _serve(where: str, state_file: Path, window_s: float, token: str) -> N
         on_ready=lambda bound: Terminal().line(f"ready: --lock lock+{bound} (Ctrl-C ends it)"),
     )
     if not await done_before(stop, serving, "lock server"):
-        print("stopped; whoever has the lock keeps it if a server is back in time", file=sys.stderr)
+        print("stopped; the holder keeps the lock if the server is back within the window", file=sys.stderr)
 
 
 def read_token(path: Path | None, default: str = "") -> str:

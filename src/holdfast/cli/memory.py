@@ -192,7 +192,7 @@ async def _ask(path: str, within_s: float) -> Facts:
         return {"device": device, "socket": path, "error": f"no answer within {within_s:g} s"}
     except (OSError, VaultRefused) as error:
         refused = isinstance(error, ConnectionRefusedError)
-        why = "nobody listens: its vault was killed and nobody started it again" if refused else str(error)
+        why = "its vault was killed and has not been restarted" if refused else str(error)
         return {"device": device, "socket": path, "error": why}
     finally:
         if connection is not None:

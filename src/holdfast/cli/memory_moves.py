@@ -47,7 +47,8 @@ class Move(Asked, frozen=True):
         except VaultRefused as refused:
             raise UserError(f"{device}: {refused}") from refused
         except TimeoutError as error:
-            raise UserError(f"{device}: not done within {self.timeout_s:g} s; `holdfast memory status`") from error
+            goes_on = "the move continues, and `holdfast memory status` shows it"
+            raise UserError(f"{device}: not done within {self.timeout_s:g} s; {goes_on}") from error
         except OSError as error:
             raise UserError(f"{device}: {error}") from error
 

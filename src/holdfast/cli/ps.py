@@ -39,7 +39,7 @@ from holdfast.wire.net import SocketNetwork
 DAY_S = 86_400.0
 # It says every second that it looks; a starved machine may keep it from that for a few.
 SILENT_S = 5.0
-RESTARTED = "nothing is written down or restarted"
+RESTARTED = "nothing is recorded or restarted"
 
 
 class _Grouped(msgspec.Struct):
@@ -76,7 +76,7 @@ def _show(state_dir: Path, looked: Looked) -> int:
     if holder(state_dir) is None and all(status.state == "dead" for status in statuses):
         heard_s = heard_unix_s(state_dir)
         since = f" at {when(heard_s)}" if heard_s is not None else ""
-        what = f"nothing runs in {tilde(state_dir)}: all that ran ended{since} without `holdfast down`"
+        what = f"nothing runs in {tilde(state_dir)}: all its processes ended{since} without `holdfast down`"
         screen.line(f"{what} (a closed terminal, a reboot); `{start_command(state_dir)}` starts it again")
         show_count(screen, incidents, time.time())
         return 0
@@ -101,7 +101,7 @@ def no_room(state_dir: Path) -> str:
     disk = os.statvfs(state_dir)
     if disk.f_bavail and (disk.f_favail or not disk.f_files):
         return ""
-    return f"no room on the disk of {tilde(state_dir)}: logs have gaps, and what is shown here may be out of date"
+    return f"the disk of {tilde(state_dir)} is full: logs have gaps, and this output may be out of date"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ def _show_incidents(state_dir: Path, incidents: list[Incident], statuses: list[S
     if not trouble and statuses and holder(state_dir) is None:
         trouble = [f"none: {RESTARTED} {adopts(state_dir)}"]
     if not incidents:
-        why = "" if trouble else ": nothing has died unasked"
+        why = "" if trouble else ": nothing has failed"
         screen.line(f"no incidents in {tilde(state_dir)}{why}")
     for incident in incidents:
         screen.line(f"{when(incident.unix_s)}  {headline(incident)}")
@@ -220,7 +220,7 @@ def _show_incidents(state_dir: Path, incidents: list[Incident], statuses: list[S
 
 def adopts(state_dir: Path) -> str:
     """Until what: the command that goes on with what a dead supervisor kept."""
-    return f"until `{start_command(state_dir)}` adopts these"
+    return f"until `{start_command(state_dir)}` adopts these processes"
 
 
 def start_command(state_dir: Path) -> str:
@@ -238,19 +238,19 @@ def supervisor_trouble(state_dir: Path, now_unix_s: float) -> Status | None:
     if found is None:
         return _line(0, "dead", heard_s, f"no supervisor {since}: {RESTARTED} {adopts(state_dir)}")
     if found.pid and _is_stopped(found.pid):
-        told = f"it is stopped and has not looked {since}: {RESTARTED} until it runs on; `kill -CONT {found.pid}`"
+        told = f"it is stopped and has not checked its processes {since}: {RESTARTED}; resume: `kill -CONT {found.pid}`"
         return _line(found.pid, "stopped", heard_s, told)
     # Before it is up it may be busy with what nobody can do in pieces, such as a look at a model.
     if (found.up or found.lack) and now_unix_s - heard_s > SILENT_S:
-        told = f"it runs and has not looked {since}: {RESTARTED}; if it stays so, {_mend(found)}"
+        told = f"it runs but has not checked its processes {since}: {RESTARTED}; if that lasts, {_mend(found)}"
         return _line(found.pid, "silent", heard_s, told)
     return None
 
 
 def _mend(found: Holder) -> str:
     if found.detached:
-        return f"`kill -9 {found.pid}` and `holdfast up` give what runs another"
-    return "`holdfast down` and `holdfast up` begin anew"
+        return f"`kill -9 {found.pid}` and `holdfast up` replace it and keep the processes"
+    return "restart it with `holdfast down` and `holdfast up`"
 
 
 def _is_stopped(pid: int) -> bool:

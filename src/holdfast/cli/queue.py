@@ -113,11 +113,11 @@ class Queue(Asked, frozen=True):
     def run(self, env: Environment) -> int:
         if self.kill is not None:
             if not NAME.fullmatch(self.kill):
-                raise UsageError(f"--kill {self.kill!r} is no request's id or name; `holdfast queue --all` shows ids")
+                raise UsageError(f"--kill {self.kill!r} is not a request id or name; `holdfast queue --all` shows ids")
             url = store_of(self.store, Path(env.state_dir), "holdfast up")
             return answered(self._kill(url, self.kill, Path(env.state_dir)))
         if self.store:
-            raise UsageError("--store is for --kill; without it the frontends of this state directory are asked")
+            raise UsageError("--store only works with --kill; leave it out to list requests of this state directory")
         state_dir = readable(env.state_dir)
         told = asyncio.run(ask_all(state_dir))
         rows = [row for row in told.rows if self.all or row.state in WAITS]
@@ -151,8 +151,9 @@ async def ask_all(state_dir: Path) -> Told:
     """All frontends at once."""
     named = await _pages(state_dir)
     rows = [msgspec.structs.replace(row, frontend=record.name) for record, page in named if page for row in page.data]
-    notes = [f"{record.name} does not tell: it is gone, busy, or wants a key" for record, page in named if page is None]
-    notes += [f"{record.name} has more than it shows" for record, page in named if page and page.has_more]
+    away = "did not answer: it is gone, busy, or requires an API key"
+    notes = [f"{record.name} {away}" for record, page in named if page is None]
+    notes += [f"{record.name} has more requests than are listed" for record, page in named if page and page.has_more]
     return Told(sorted(rows, key=_order), notes)
 
 

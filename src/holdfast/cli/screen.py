@@ -187,7 +187,7 @@ def show_up(
         screen.line()
     awaited = [status for status in statuses if (status.role, status.state) not in AT_LEISURE]
     if any(status.state not in _GOOD for status in awaited):
-        screen.line("Not everything is ready yet; it goes on by itself; `holdfast ps` shows more.", style="yellow")
+        screen.line("Not everything is ready yet; it is still starting. `holdfast ps` shows more.", style="yellow")
         screen.line()
     if warning:
         screen.line(warning, style="yellow")

@@ -127,7 +127,7 @@ class Live:
         sheet = Terminal(page, width, Looks(self._terminal.colour, dumb=False))
         show(Screen(sheet), self._state_dir, self._found, room=height - 1)
         lines = page.getvalue().splitlines()[: height - 1]
-        lines.append(self._terminal.styled("q or Ctrl-C ends it", "dim"))
+        lines.append(self._terminal.styled("q or Ctrl-C to quit", "dim"))
         self._put(HOME + "".join(f"{line}{TO_LINE_END}\r\n" for line in lines[:-1]) + f"{lines[-1]}{TO_SCREEN_END}")
 
     def _put(self, text: str) -> None:
@@ -199,7 +199,7 @@ def _summary(found: Overview) -> list[tuple[str, str]]:
     if found.level is not None and level:
         lines.append((f"  {found.level.reason}", "yellow"))
     if not found.control:
-        lines.append(("control: none runs here; level, standing and weight are as frontends last heard", "yellow"))
+        lines.append(("control: none runs here; level, health and weight are as last decided", "yellow"))
         return lines
     if found.control != "leads" or found.control_note:
         lines.append((f"control {found.control}: {found.control_note or 'another leads'}", "yellow"))

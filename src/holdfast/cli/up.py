@@ -83,8 +83,8 @@ def _with_kept_keys(state_dir: Path, spec: DeploymentSpec) -> DeploymentSpec:
     if not keys:
         return spec
     Screen().line(
-        "Clients need the API keys of before: this command was given none, and the last `holdfast up` here did not end "
-        "properly. To serve without keys, run `holdfast down` first."
+        "The API keys of the last `holdfast up` here still apply: this command was given none, and that one did not "
+        "end properly. To serve without keys, run `holdfast down` first."
     )
     return structs.replace(spec, frontend=structs.replace(spec.frontend, api_keys=keys))
 
@@ -139,7 +139,7 @@ class PlannedWish:
     async def show(self, lack: str = "") -> None:
         spec, model, keys = self.spec, self.spec.worker.model, self.spec.frontend.api_keys
         statuses = await look_at_all(self.kept.state_dir)
-        what = f"model {model}" if spec.workers else "frontends only, no worker was asked for"
+        what = f"model {model}" if spec.workers else "frontends only, no workers"
         if spec.backend:
             what = "a fleet on Ray" if spec.backend == "ray" else f"node {spec.node} of a fleet"
         title = f"Holdfast {__version__} is up: {what}, deployment {spec.name}"
@@ -149,7 +149,7 @@ class PlannedWish:
         url, key = web_address(address), split_key(keys[0])[0] if keys else ""
         private = self.screen.terminal.is_terminal
         chat = "" if spec.backend else chat_command(url, model, key, private=private)
-        more = f"`holdfast deploy KEY --model …` asks for a model; clients find it at {url}." if spec.backend else ""
+        more = f"`holdfast deploy KEY --model …` adds a model; clients reach it at {url}." if spec.backend else ""
         show_up(
             self.screen,
             title,

@@ -40,7 +40,7 @@ from holdfast.fleet.warming import NO_HOST
 from holdfast.health.records import Demand
 
 TOLD_MAX = 10_000  # lines that nobody took: more than one pass over a large fleet says
-WAITED_FOR = "requests wait for it, and 0 are wanted, by a person's word"
+WAITED_FOR = "requests wait for it, but an operator scaled it to 0"
 CRASHED = "it ended before it served, or while it did"
 ILL_MAX = 3  # replicas of one model whose trouble is told: what fits into a line or two
 _ORDER = {verb: place for place, verb in enumerate(Verb)}
@@ -196,7 +196,7 @@ class Controller:
         view.see(record.node, record.replicas, now_s)
         for key in [key for key in models if view.tries.get(subject_of(Verb.PLACE, key)) not in (None, tries[key])]:
             self._whys[key] = CRASHED
-            self._tell("crashed", f"a replica of {key} on {name} ended, and nobody had told it to")
+            self._tell("crashed", f"a replica of {key} on {name} ended unexpectedly")
         for action_id, why in record.answers.items():
             self._answer(action_id, why, now_s)
         self._forget_unseen(name)

@@ -41,7 +41,7 @@ def too_large(nodes: Iterable[Node], model: Model) -> str:
     size = f"{model.device_bytes / GIB:.2f} GiB"
     each = size if model.devices == 1 else f"{model.devices} devices with {size} each"
     if room:
-        return f"{model.hot} are wanted, and all nodes together could hold {room}, of {each}"
+        return f"{model.hot} replicas are desired, and all nodes together could hold {room}, of {each}"
     most = max((memory.total_bytes for node in mine for memory in node.devices.values()), default=0)
     return f"each replica needs {each}, and no node has that: the largest device has {most / GIB:.2f} GiB"
 

@@ -117,7 +117,7 @@ def forgotten(key: str) -> Change:
     def change(before: Wish | None) -> None:
         deployed_s.append(there(key, before).at_unix_s)
         if deployed_s[-1] != deployed_s[0]:
-            raise UserError(f"{key} was deployed anew at the same moment, and is not forgotten; ask again to do so")
+            raise UserError(f"{key} was deployed again meanwhile, so it is not removed; run this again to remove it")
 
     return change
 

@@ -40,7 +40,7 @@ TOLD_S = 60.0  # of one that was ended: whoever reads the store is not away for 
 TOLD_MAX = 64
 WHY = {
     "key": "the request was cancelled by DELETE /v1/requests",
-    "operator": "the request was cancelled by who runs this service",
+    "operator": "the request was cancelled by the operator of this service",
 }
 
 

@@ -80,7 +80,7 @@ async def _start(supervisor: Supervisor, start: Start, tied: bool, wait_s: float
                     return lack
                 await asyncio.sleep(LOOK_S)
     except TimeoutError:
-        return f"nobody serves after {wait_s:g} s: {in_words(await unfinished(start, logs, network))}"
+        return f"not serving after {wait_s:g} s: {in_words(await unfinished(start, logs, network))}"
 
 
 def needed(supervisor: Supervisor) -> list[Slot]:

@@ -42,7 +42,7 @@ def _read(descriptor: int) -> bytes:
     while len(data) <= BYTES_MAX:
         # A pipe that nobody writes to yet reads as ended; only the wait can tell.
         if not select.select([descriptor], [], [], max(0.0, until_s - time.monotonic()))[0]:
-            raise OSError(errno.ETIMEDOUT, f"nobody has written it to its end within {READ_S:g} s")
+            raise OSError(errno.ETIMEDOUT, f"its writer has not finished within {READ_S:g} s")
         try:
             piece = os.read(descriptor, _PIECE)
         except BlockingIOError:

@@ -106,7 +106,7 @@ def _headline(memory: Memory, services: tuple[Service, ...], now_s: float) -> st
     first = sorted(services, key=lambda one: not one.is_unwell)
     waits = next((f"; {one.waits_for}" for one in first if one.waits_for), "")
     if memory.wanted == 0:
-        return "nothing was asked for yet"
+        return "no manifest has been applied yet"
     match memory.phase:
         case Phase.STEADY if undone:
             return f"revision {undone} was undone: {memory.why}; revision {number} is in place: {counts}{waits}"

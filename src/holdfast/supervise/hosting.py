@@ -237,7 +237,7 @@ class Hosting:
         key = wish_key(self.deployment, action.model)
         data = self._mirror.values.get(key)
         if data is None:
-            raise Refused(f"nobody wants {action.model} any more")
+            raise Refused(f"{action.model} is no longer in the fleet")
         try:
             manifest = check(read(Wish, key, data).manifest.encode()).manifest
         except UserError as error:

@@ -151,7 +151,7 @@ class Rolling:
         """UserError says why nothing can be done."""
         data = self._mirror.values.get(DEPLOYMENTS + self.name)
         if data is None:
-            raise UserError(f"nobody has asked for {self.name} yet")
+            raise UserError(f"no manifest of {self.name} has been applied yet")
         wanted = records.read_wanted(self.name, data)
         manifest = self._manifest(wanted.manifest)
         if manifest is None:

@@ -45,7 +45,7 @@ class Group:
         if self.members and all(member.state == "asleep" for member in self.members):
             return f"{self.name}: asleep (WARM, or by `/engine/sleep`): {_and([one.name for one in self.members])}"
         if self.active is None:
-            return f"{self.name}: nobody is active; {self._others()}"
+            return f"{self.name}: no engine is active; {self._others()}"
         epoch = f" (epoch {self.active.epoch})" if self.active.epoch is not None else ""
         return f"{self.name}: {self.active.name} is active{epoch}; {self._others()}"
 
@@ -53,7 +53,7 @@ class Group:
         others = [member for member in self.members if member is not self.active]
         ready = [member.name for member in others if member.state == "standby" and not member.note]
         late = [f"{member.name} is {member.state}" for member in others if member.name not in ready]
-        stand = f"{_and(ready)} {'stand' if len(ready) > 1 else 'stands'} by" if ready else "nobody stands by"
+        stand = f"{_and(ready)} {'stand' if len(ready) > 1 else 'stands'} by" if ready else "no standby is ready"
         return ", ".join([stand, *late])
 
 

@@ -58,7 +58,7 @@ def followed(pages: Sequence[Mapping[str, Any]]) -> Level | None:
     """The worst level that a frontend goes by; None: none says."""
     levels = [facts.get("level") for facts in pages if facts.get("role") == "frontend"]
     worst = max((level for level in levels if isinstance(level, int)), default=None)
-    return None if worst is None else Level(level=worst, reason="as frontends last heard")
+    return None if worst is None else Level(level=worst, reason="the level that frontends last received")
 
 
 def word(verdict: Verdict) -> str:

@@ -149,7 +149,7 @@ class AnswerReader:
         try:
             chunk = msgspec.json.decode(text, type=_Chunk)
         except msgspec.DecodeError as error:
-            raise ChatTrouble(f"the server sent what is no chat answer: {error}", again=False) from None
+            raise ChatTrouble(f"the server's response is not a chat answer: {error}", again=False) from None
         if chunk.error is not None:
             raise chunk.error.trouble("the answer broke off")
         for choice in chunk.choices[:1]:

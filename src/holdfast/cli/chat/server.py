@@ -73,7 +73,7 @@ class Server:
             try:
                 models = msgspec.json.decode(response.read(PAGE_BYTES_MAX), type=_Models).data
             except msgspec.DecodeError:
-                raise ChatTrouble(f"{self.url} does not list its models; is it a server of models?") from None
+                raise ChatTrouble(f"{self.url} does not list its models; is it an OpenAI-compatible server?") from None
         if not models:
             raise ChatTrouble(f"{self.url} has no model yet; `holdfast ps` shows what is missing")
         return models[0].id
@@ -144,7 +144,7 @@ class Server:
         except (ConnectionError, http.client.RemoteDisconnected):
             raise ChatTrouble("the server went away before it answered") from None
         except (OSError, http.client.HTTPException, UnicodeError) as error:
-            raise ChatTrouble(f"{self.url} cannot be talked to: {error or type(error).__name__}") from None
+            raise ChatTrouble(f"the request to {self.url} failed: {error or type(error).__name__}") from None
 
 
 def _read(response: http.client.HTTPResponse) -> Iterator[Event]:
@@ -164,7 +164,7 @@ def _refused(response: http.client.HTTPResponse) -> ChatTrouble:
     except msgspec.DecodeError:
         error = ErrorSaid("it gives no reason")
     if response.status == 401:
-        return ChatTrouble("the server wants a key, or another one; give it with --api-key", again=False)
+        return ChatTrouble("the server requires an API key, or rejects this one; give one with --api-key", again=False)
     trouble = error.trouble(f"the server answers {response.status}")
     trouble.again = trouble.again and (response.status >= 500 or response.status == 429)
     return trouble

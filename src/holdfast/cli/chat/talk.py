@@ -125,10 +125,10 @@ def run_chat(asked: Chat, state_dir: Path) -> int:
 def _piped() -> str:
     data = sys.stdin.buffer.read(PIPED_BYTES_MAX + 1)
     if len(data) > PIPED_BYTES_MAX:
-        raise UserError(f"more than {PIPED_BYTES_MAX >> 20} MiB came in; that is more than a server takes")
+        raise UserError(f"more than {PIPED_BYTES_MAX >> 20} MiB on standard input; that is more than a server accepts")
     text = data.decode(errors="replace").strip()
     if not text:
-        raise UserError("nothing came in to ask; type a message, or run `holdfast chat` in a terminal")
+        raise UserError("standard input is empty; type a message, or run `holdfast chat` in a terminal")
     return text
 
 

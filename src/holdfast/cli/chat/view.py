@@ -40,9 +40,9 @@ def notes(pauses_s: list[float], ended: Ended | None) -> list[str]:
     if pauses_s:
         times = f" {len(pauses_s)} times" if len(pauses_s) > 1 else ""
         pauses = ", ".join(map(pause_words, pauses_s))
-        note = f"{MARK} an engine died under this answer{times}; its standby went on after {pauses}"
+        note = f"{MARK} an engine died during this answer{times}; its standby continued after {pauses}"
         inexact = ended is not None and not ended.exact
-        said.append(note + ("; it may read on otherwise than an unbroken one" if inexact else ""))
+        said.append(note + ("; the rest may differ from an uninterrupted answer" if inexact else ""))
     if ended is not None and ended.finish == "length":
         said.append("… the answer was cut off at its limit of tokens")
     return said

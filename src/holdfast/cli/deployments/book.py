@@ -66,7 +66,7 @@ class Seen:
     def unheard(self) -> str:
         """Why nothing comes of what is wanted; "": something does."""
         if self.steward is None:
-            return f"nobody carries {self.name} out: `holdfast up -f FILE` goes on with what the store holds"
+            return f"no supervisor runs {self.name}: `holdfast up -f FILE` continues it from the store"
         return self.steward.trouble
 
 

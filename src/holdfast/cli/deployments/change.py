@@ -135,7 +135,7 @@ def _kept_here(book: Book, name: str) -> Seen:
         if book.fleets:
             there += f", and a fleet {', '.join(sorted(book.fleets))}, for manifests of that name"
         raise UserError(
-            f"nobody here keeps a deployment {name!r} ({there}); `holdfast up -f FILE` does, "
+            f"no supervisor here runs a deployment {name!r} ({there}); start one with `holdfast up -f FILE`, "
             "in a HOLDFAST_STATE_DIR of its own"
         )
     return carried(book, name)

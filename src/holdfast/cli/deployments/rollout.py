@@ -21,7 +21,7 @@ from holdfast.rollout.status import Verdict
 from holdfast.settings import Environment
 from holdfast.spec.settings import about
 
-TITLES = ("revision", "age", "cause", "what became of it")
+TITLES = ("revision", "age", "cause", "outcome")
 
 
 class Status(Asked, frozen=True):

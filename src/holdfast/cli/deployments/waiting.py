@@ -66,7 +66,7 @@ async def gone(book: Book, name: str, screen: Screen, timeout_s: float | None) -
         if now is None:
             return "it is gone"
         if not now.wanted.deleted:
-            raise UserError(f"{name} was asked for again")
+            raise UserError(f"{name} was applied again meanwhile")
         return None
 
     return await _until(book, name, over, screen, timeout_s)
@@ -134,9 +134,9 @@ def _quiet(book: Book, now: Seen | None) -> tuple[float, str]:
     if now is None or now.unheard:
         return QUIET_S, now.unheard if now is not None else ""
     if now.report is None:
-        return UNHEEDED_S, f"{now.name}: its supervisor ({now.steward}) does not take it up; is it stopped?"
+        return UNHEEDED_S, f"{now.name}: its supervisor ({now.steward}) does not react to the change; is it stopped?"
     return QUIET_S, ""
 
 
 def _goes_on(name: str) -> str:
-    return f"it goes on without you: `holdfast rollout status {name}` shows how far it is"
+    return f"it continues in the background: `holdfast rollout status {name}` shows how far it is"

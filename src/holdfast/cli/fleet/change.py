@@ -47,9 +47,9 @@ class Scale(Asked, frozen=True):
             fleet.seen.check(self.key)
             wish = await fleet.ask(self.key, scaled(self.key, self.replicas))
             assert wish is not None, "who scales a model does not forget it"
-            told = f"model {self.key}: {self.replicas} wanted"
+            told = f"model {self.key}: {self.replicas} desired"
             if wish.scaling is not None:
-                told += ", until its traffic says otherwise: it is autoscaled"
+                told += "; autoscaling may change that"
             return await end(fleet, self.key, wish, told, manner)
 
 
@@ -72,7 +72,7 @@ class Evict(Asked, frozen=True):
 
     def run(self, env: Environment) -> int:
         if self.shrink and not self.replica:
-            raise UsageError("--shrink is for `holdfast evict KEY REPLICA`; `holdfast scale` says how many are wanted")
+            raise UsageError("--shrink needs a REPLICA; to change the number of replicas, use `holdfast scale KEY N`")
         if self.forget and self.replica:
             raise UsageError("--forget is for a model, and REPLICA is one of its replicas; leave one out")
         manner = Manner(self.wait, seconds("--timeout", self.timeout), self.json)
@@ -87,7 +87,7 @@ class Evict(Asked, frozen=True):
             wish = await fleet.ask(self.key, change)
             left = sum(one.on_devices or wish is None for one in fleet.seen.replicas(self.key))
             leave = f"; its {left} {'replica leaves' if left == 1 else 'replicas leave'} when requests have ended"
-            does = "forgotten" if wish is None else f"evicted: none wanted, {_kept(wish)}"
+            does = "forgotten" if wish is None else f"evicted: 0 desired, {_kept(wish)}"
             what = f"model {self.key} {does}"
             return await end(fleet, self.key, wish, what + (leave if left else ""), manner)
 
@@ -99,11 +99,11 @@ class Evict(Asked, frozen=True):
             ids = ", ".join(one.id for one in found.values()) or "none"
             raise UserError(f"{self.key} has no replica {self.replica!r}; it has {ids}")
         if self.shrink and one.level is Level.WARM:
-            raise UserError(f"{one.id} is WARM and not one of those that are wanted; leave --shrink out")
+            raise UserError(f"{one.id} is WARM and does not count as one of the desired replicas; leave --shrink out")
         wish = await fleet.ask(self.key, one_evicted(self.key, one.serial, found, shrink=self.shrink))
         assert wish is not None, "who evicts a replica does not forget its model"
         leaves = "leaves host memory" if one.level is Level.WARM else "leaves when its requests have ended"
-        instead = f"{wish.model.hot} wanted" if self.shrink else _instead(wish.model, found.values())
+        instead = f"{wish.model.hot} desired" if self.shrink else _instead(wish.model, found.values())
         told = f"replica {one.id} of {self.key} on {one.node} {leaves}; {instead}"
         return await end(fleet, self.key, wish, told, manner)
 
@@ -113,8 +113,8 @@ def _instead(model: Model, replicas: Iterable[Replica]) -> str:
     stay = [one for one in replicas if one.serial not in model.going and one.phase in (Phase.PROVISIONING, Phase.READY)]
     hot = sum(one.level is Level.HOT for one in stay)
     if hot < model.hot or len(stay) < model.kept:
-        return "another comes for it"
-    return f"none comes for it: {model.hot} wanted" + (f", {hot} HOT without it" if hot else "")
+        return "another will be started in its place"
+    return f"not replaced: {model.hot} desired" + (f", {hot} HOT without it" if hot else "")
 
 
 def _kept(wish: Wish) -> str:

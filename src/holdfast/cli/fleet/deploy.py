@@ -196,7 +196,7 @@ def _count_in(manifest: str, key: str) -> Any:
 
 def _told(before: Wish | None, after: Wish) -> str:
     model = after.model
-    wanted = f"{model.hot} wanted, served as {after.name}"
+    wanted = f"{model.hot} desired, served as {after.name}"
     if before is None:
         return f"model {model.key} deployed: version {model.version}, {wanted}"
     if before == after:

@@ -31,7 +31,7 @@ def how_far(seen: FleetSeen, wish: Wish) -> str:
     moving = [f"{one.id} {one.phase} on {one.node}" for one in replicas if one.phase is not Phase.READY]
     moving += [f"{one.id} {one.health} on {one.node}" for one in replicas if one.is_up and not one.serves]
     unmet = seen.book.unmet.get(model.key, "")
-    counted = f"{hot} of {model.hot} HOT" if hot <= model.hot and model.hot else f"{hot} HOT, {model.hot} wanted"
+    counted = f"{hot} of {model.hot} HOT" if hot <= model.hot and model.hot else f"{hot} HOT, {model.hot} desired"
     return "; ".join(filter(None, (counted, *moving, unmet)))
 
 
@@ -44,7 +44,7 @@ def trouble_of(seen: FleetSeen) -> str:
     if not seen.nodes:
         return f"no node of {seen.deployment} is there: {JOIN[seen.backend]}"
     if not seen.is_led:
-        return f"nobody decides for {seen.deployment}: no control of it runs, and what is there goes on as it is"
+        return f"no control of {seen.deployment} runs: replicas keep serving, but none is started, stopped or moved"
     return ""
 
 
@@ -77,9 +77,9 @@ class Hope:
         key = self.wish.model.key
         wish = seen.wishes.get(key)
         if wish is None:
-            raise UserError(f"{key} was forgotten")
+            raise UserError(f"{key} was removed from the fleet meanwhile")
         if wish.model.version != self.wish.model.version:
-            raise UserError(f"{key} was deployed anew, as version {wish.model.version}")
+            raise UserError(f"{key} was deployed again meanwhile, as version {wish.model.version}")
         self.wish = wish
         if not away and is_in_place(seen, wish):
             return f"{how_far(seen, wish)}, version {wish.model.version}"
@@ -102,7 +102,7 @@ class Hope:
             known = before.failed if before is not None and self._tries.failed > before.failed else 0
             self._failed += self._tries.failed - known
         if self._failed >= FAILED_MAX:
-            raise UserError(f"{key} failed to start {self._failed} times: {self._why or 'its node does not say why'}")
+            raise UserError(f"{key} failed to start {self._failed} times: {self._why or 'its node gave no reason'}")
 
     def _tried(self, seen: FleetSeen) -> Tries | None:
         return seen.book.tries.get(subject_of(Verb.PLACE, self.wish.model.key))

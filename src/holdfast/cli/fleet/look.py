@@ -53,7 +53,7 @@ class Models(Asked, frozen=True):
     def _show(self, screen: Screen, seen: FleetSeen) -> None:
         keys = [self.key] if self.key else seen.keys
         if not keys:
-            screen.line("no model is wanted; `holdfast deploy KEY --model …` asks for one")
+            screen.line("this fleet has no models; `holdfast deploy KEY --model …` adds one")
             return
         show_models(screen, [model_shown(seen, key) for key in keys], time.time())
         if trouble := trouble_of(seen):

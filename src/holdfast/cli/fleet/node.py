@@ -98,7 +98,7 @@ class Node(Asked, frozen=True):
             while (found := fleet.seen.nodes.get(name)) is not None:
                 if _lives_here(found) or loop.time() > until_s:
                     who = f"pid {found.pid} on {found.host}"
-                    raise UserError(f"{fleet.deployment} has a node {name} ({who}); call this one otherwise: --node")
+                    raise UserError(f"{fleet.deployment} has a node {name} ({who}); choose another name with --node")
                 await fleet.book.news(until_s - loop.time())
             return fleet.deployment
 

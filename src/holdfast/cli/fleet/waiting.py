@@ -66,7 +66,7 @@ async def all_in_place(fleet: Fleet, wishes: Sequence[Wish], timeout_s: float | 
 
 async def _until(fleet: Fleet, key: str, hope: Hope | Parting, screen: Screen, timeout_s: float | None) -> None:
     """UserError says why it will not be, or is not within the time."""
-    goes_on = f"it goes on without you: `holdfast models {key}` shows how far it is"
+    goes_on = f"it continues in the background: `holdfast models {key}` shows how far it is"
     try:
         with screen.busy(f"waiting for {key} …") as busy:
             async with asyncio.timeout(timeout_s):

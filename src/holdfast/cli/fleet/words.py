@@ -17,9 +17,9 @@ from holdfast.fleet.records import NodeRecord, Wish
 from holdfast.fleet.scaling import Scaling
 from holdfast.spec.engines import GIB
 
-MODELS = ("model", "name", "version", "wanted", "hot", "warm", "floor", "age")
+MODELS = ("model", "name", "version", "desired", "hot", "warm", "floor", "age")
 REPLICAS = ("replica", "node", "level", "phase", "running", "since", "version")
-NODES = ("node", "device", "leased", "total", "replicas", "agent", "told")
+NODES = ("node", "device", "leased", "total", "replicas", "agent", "reported")
 COLOURS = {Phase.READY: "green", Phase.GONE: "red"}
 
 
@@ -155,7 +155,7 @@ def _memory(name: str, memory: Memory) -> MemoryShown:
 
 
 def show_models(screen: Screen, models: Sequence[ModelShown], now_s: float) -> None:
-    screen.terminal.table(MODELS, [_model_row(one, now_s) for one in models], right=("wanted", "hot", "warm"))
+    screen.terminal.table(MODELS, [_model_row(one, now_s) for one in models], right=("desired", "hot", "warm"))
     for one in models:
         if one.unmet:
             screen.line(f"  {one.key}: {one.unmet}", style="yellow")
@@ -167,7 +167,7 @@ def show_models(screen: Screen, models: Sequence[ModelShown], now_s: float) -> N
 
 def _model_row(one: ModelShown, now_s: float) -> list[Cell]:
     if one.wanted is None or one.floor is None or one.at_unix_s is None:
-        return [(one.key, ""), ("forgotten; its replicas leave", "yellow")]
+        return [(one.key, ""), ("removed; its replicas leave", "yellow")]
     colour = "green" if one.hot == one.wanted else "yellow"
     told = (one.floor, "") if one.autoscale is None else (f"{one.floor}, autoscaled", "")
     counts: list[Cell] = [(str(one.wanted), ""), (str(one.hot), colour), (str(one.warm), "")]

@@ -122,7 +122,7 @@ class MainContainer(Section, frozen=True):
         "name": "containers are named by the plan",
         "ports": "ports are named by the plan: http on a frontend, system on the others",
         "resources": "the service's resources are read",
-        **dict.fromkeys(("stdin", "stdinOnce", "tty"), "nobody types into it"),
+        **dict.fromkeys(("stdin", "stdinOnce", "tty"), "a container here has no terminal"),
     }
     refused: ClassVar[Refusals] = {
         "envFrom": ("whole sources of variables are not read here", "name the secret in the service's envFromSecret"),

@@ -202,22 +202,22 @@ def _fleets(manifest: Manifest) -> Findings:
             yield Finding((*at, "fleet"), what, mend="leave it out")
         most = fleet.replicas_max or 0
         if fleet.replicas_max == 0 and fleet.autoscale.enabled:
-            what = "must be 1 or more where its traffic says how many, got 0: none could ever be started"
-            yield Finding((*at, "fleet", "replicasMax"), what, mend="give how many may be, or do not autoscale it")
+            what = "must be 1 or more with autoscaling, got 0: no replica could ever be started"
+            yield Finding((*at, "fleet", "replicasMax"), what, mend="give an upper bound, or disable autoscaling")
         if 0 < most < fleet.replicas_min:
             what = f"must be {fleet.replicas_min} or more, as many as at least, got {most}"
             yield Finding((*at, "fleet", "replicasMax"), what, mend="leave it out, or ask for fewer at least")
         if 0 < most < wanted:
-            what = f"{wanted} are wanted, and {most} may be"
-            yield Finding((*at, "replicas"), what, mend=f"want {most}, or allow {wanted}")
+            what = f"{wanted} replicas are desired, and at most {most} are allowed"
+            yield Finding((*at, "replicas"), what, mend=f"ask for {most}, or allow {wanted}")
         if fleet.level == "warm" and not fleet.host_gib:
-            what = "a floor of WARM needs host memory, and nobody says how much"
+            what = "a floor of WARM needs host memory, and how much is not given"
             yield Finding((*at, "fleet", "hostGib"), what, mend="give what the weights take, e.g. 16")
         if fleet.replicas_min and fleet.level == "cold":
             what = "on disk there are no replicas, so that none are kept"
             yield Finding((*at, "fleet", "replicasMin"), what, mend="give a floor of hot or warm, or leave it out")
         if fleet.autoscale.kv_low >= fleet.autoscale.kv_high:
-            what = f"must be under {fleet.autoscale.kv_high:g}, where one more is wanted"
+            what = f"must be under {fleet.autoscale.kv_high:g}, at which a replica is added"
             yield Finding((*at, "fleet", "autoscale", "kvLow"), what, mend="between the two nothing changes")
 
 

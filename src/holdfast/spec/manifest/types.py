@@ -155,8 +155,8 @@ class Service(Section, frozen=True):
 
     idle: ClassVar[Names] = {
         "dynamoNamespace": "its namespace is made of metadata.name and what it is",
-        "annotations": "nobody reads them; surge and the like are in rollout",
-        "labels": "nobody reads them",
+        "annotations": "they are not read; surge and the like are in rollout",
+        "labels": "they are not read",
         "serviceName": "its name is its key in spec.services",
         "gpuMemoryService": "a worker's memory is in a vault wherever failover is enabled",
         "modelRef": "modelName is read",
@@ -205,11 +205,11 @@ class Spec(Section, frozen=True):
     idle: ClassVar[Names] = {
         "backendFramework": "a container's command says it",
         "pvcs": "no volumes are made",
-        **dict.fromkeys(("annotations", "labels"), "nobody reads them"),
+        **dict.fromkeys(("annotations", "labels"), "they are not read"),
         **dict.fromkeys(("priorityClassName", "topologyConstraint", "providerOverride", "experimental"), CLUSTER),
     }
     refused: ClassVar[Refusals] = {
-        "restart": ("it is no wish for a state", "change what should run, or use `holdfast rollout`"),
+        "restart": ("it is an action, not a desired state", "change what should run, or use `holdfast rollout`"),
         "components": ("that is nvidia.com/v1beta1", f"write them as services, as {API_VERSION} has them"),
     }
 
@@ -221,7 +221,7 @@ class Metadata(Section, frozen=True):
     name: Annotated[str, about("The deployment's name.", like=NAME)]
 
     idle: ClassVar[Names] = {
-        **dict.fromkeys(("labels", "annotations"), "nobody reads them"),
+        **dict.fromkeys(("labels", "annotations"), "they are not read"),
         "namespace": "a deployment is kept apart by its name",
         **dict.fromkeys(("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields"), _SERVERS),
         **dict.fromkeys(("ownerReferences", "finalizers", "selfLink", "deletionTimestamp"), _SERVERS),

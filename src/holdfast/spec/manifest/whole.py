@@ -25,8 +25,8 @@ from holdfast.spec.manifest.types import FRONTEND, PLANNER, PREFILL, WORKER, Man
 from holdfast.spec.names import is_host
 
 LEFT = (
-    "on a GPU its KV pool takes all that is left, so that an update has no memory beside it and nobody serves while it "
-    "is swapped in place; leave some with --kv-gib"
+    "on a GPU its KV pool takes all that is left, so that an update has no memory beside it and no worker serves while "
+    "it is swapped in place; leave some with --kv-gib"
 )
 NONE = {
     FRONTEND: "with 0 replicas of it no request is answered",
@@ -99,7 +99,7 @@ def unheard(manifest: Manifest) -> Findings:
     imaged = [name for name, service in manifest.spec.services.items() if service.container.image]
     if imaged:  # once: everybody's manifest has one in every service
         image = ("spec", "services", imaged[0], "extraPodSpec", "mainContainer", "image")
-        yield Finding(image, "images are not run here: what is installed is, and another image only rolls it out anew")
+        yield Finding(image, "images are not run here: what is installed is, and another image only rolls it out again")
 
 
 def _unheard_probe(at: Steps, probe: Probe) -> Findings:
