@@ -87,10 +87,10 @@ def test_a_full_disk_costs_no_stream_and_no_process(disk: Path) -> None:
         with kept_full(disk):
             killed_under_load(up)
             killed_under_load(up, vault=True)
-            assert "no room" in shown(up)
+            assert "is full" in shown(up)
             assert 'holdfast_unwritten_total{what="log"}' in metrics(up)
         (disk / BALLAST).unlink()
-        up.wait_until(lambda: "no room" not in shown(up), "the warning to go away")
+        up.wait_until(lambda: "is full" not in shown(up), "the warning to go away")
         killed_under_load(up)
         now = up.lasting()
         assert {name for name in others if now[name] != others[name]} == {"vault-process", "vault-1-server"}
