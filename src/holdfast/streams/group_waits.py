@@ -3,7 +3,7 @@
 Always true: a stream that waits here is held by its set, apart from those that wait for any worker; it leaves when an
 engine of its group takes work, when its wait is over (`streams.takeovers`), or when its group has no standby any more.
 A stream waits for its group once since its last token: where the next engine of the group fails too, it goes anywhere.
-One whose engine answers nobody any more waits here too, while a standby is there to take over.
+A stream whose engine makes no token for any stream waits here too, while a standby is ready to take over.
 Streams that may have killed their engine (`Standing.SUSPECT`) do not wait here: those are tried alone.
 """
 

@@ -131,8 +131,8 @@ class WorkerLink:
 
     @property
     def gone(self) -> bool:
-        """Whether its engine takes no work any more: its connection ended, it drains, it was found stopped, or control
-        saw its process end: that news may come before the connection's end does."""
+        """Return whether the engine takes no work any more: its connection ended, it drains, it was found stopped, or
+        control saw its process end (that news may come before the connection's end does)."""
         return self.data is None or self.draining or not self.trusted or self.share.status == Status.DEAD.name
 
     @property
