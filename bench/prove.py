@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import ROOT
+from holdfast.spec.names import is_host
+from tests.rigs.gpu.smi import gpu_names
 
 Row = dict[str, Any]
 Rows = Mapping[str, Callable[[], Row]]
@@ -87,6 +89,11 @@ def cores() -> int:
 
 def this_machine() -> str:
     return f"{cores()} cores, {platform.machine()}, Python {platform.python_version()}"
+
+
+def machine_of(device: str) -> str:
+    """Return what a results file says of the machine: its GPUs, if `device` is one, and its cores."""
+    return "; ".join([*([] if is_host(device) else gpu_names()), this_machine()])
 
 
 def tell(text: str) -> None:

@@ -8,7 +8,7 @@ are not finite ended by itself.
 
 A bound is missed if a sound worker was ever accused, if weights were not restored, or if fewer injections were made
 than meant. How many are caught is reported, and has no bound: a bit that moves no answer cannot be found by asking, and
-harms nobody. When the time is over, what is under way is left out, and the rest is told.
+harms no client. When the time is over, what is under way is left out, and the rest is told.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from itertools import product
 
+from bench import frontend
 from bench.data_path import faults, latency
 from bench.data_path.faults import HITS, STALL_MS_MAX, run_calm, run_case, run_stop_and_continue
 from bench.prove import Row, Rows
-from holdfast.bench import frontend
 from holdfast.testing.load import Load
 
 

@@ -18,16 +18,17 @@ from itertools import pairwise
 
 import uvloop
 
+from bench import ROOT, failover
+from bench.failover import engine_bench
 from bench.prove import Row, Rows, tell
-from holdfast.bench import failover
-from holdfast.bench.engine_kills import FULL_SHARE, EngineLoad, engine_bench
 from holdfast.core.tasks import beside
-from holdfast.kv.resumes import within_a_block
+from holdfast.kv.pool import within_a_block
 from holdfast.testing.answers import Answer
 from holdfast.testing.clients import ask, read_answer
 from holdfast.testing.processes import kill_group
 from holdfast.testing.supervised import Supervised
 from holdfast.testing.waiting import in_thread
+from tests.rigs.engines.mixed_load import BLOCK_TOKENS, FULL_SHARE, EngineLoad
 
 KILLS = 200
 DIRECT_KILLS = 60  # each takes four times as long, and shows what is not there
@@ -35,7 +36,7 @@ REPEATS = 3
 PROMPTS = (100, 500, 1500)
 SAVED_TOKENS = 64  # of an answer: the kill must come before its end, and looks for the right moment 20 times a second
 SEEN = 6  # of these, before the kill
-# A leader's word that its KV may be believed comes a second after its takeover (`engines.shadow.proving`).
+# A leader's word that its KV may be believed comes a second after its takeover (`engines.host.proving`).
 SETTLED_S = 1.5
 # A standby imports torch and reads 540 MB of weights to verify them, beside an engine at work; a long prompt takes as
 # much on a busy machine.
@@ -64,7 +65,7 @@ def _kills(rounds: int = KILLS, *, exact: bool = True, kv: str = "vault") -> Row
     if kv == "vault":
         lost = row["resumed_evicted_total"] + row["resumed_missing_total"]
         met = met and row["resumed_resident_total"] > 0 and lost == 0
-        met = met and within_a_block(row["recomputed_tokens_resident_max"], failover.BLOCK_TOKENS)
+        met = met and within_a_block(row["recomputed_tokens_resident_max"], BLOCK_TOKENS)
         bound += ", no block of a resumed stream evicted or missing, at most one recomputed"
     more = {"pool_blocks": EngineLoad().pool_blocks(), "pool_full_share": FULL_SHARE, "exact": exact, "kv": kv}
     return row | more | {"bound": bound, "met": met}
@@ -94,7 +95,7 @@ def _saves(kv: str) -> Row:
     bound = "every answer whole"
     if kv == "vault":
         most = max(row[f"recomputed_tokens_{length}"] for length in PROMPTS)
-        met = met and within_a_block(most, failover.BLOCK_TOKENS)
+        met = met and within_a_block(most, BLOCK_TOKENS)
         bound += ", at most a block recomputed"
     return row | {"bound": bound, "met": met}
 
@@ -126,10 +127,8 @@ async def _ask(port: int, model: str, length: int, place: int) -> Answer:
 
 def _speed() -> Row:
     """The command itself, in a process of its own: this one has no torch, and no say where models are kept."""
-    command = ("bench", "engine", "--compare", "transformers", "--model", _model()[0], "--json")
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast", *command], stdout=subprocess.PIPE, timeout=SPEED_S, check=True
-    )
+    command = [sys.executable, "-m", "bench.engine", "--compare", "transformers", "--model", _model()[0], "--json"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, timeout=SPEED_S, check=True)
     result: Row = json.loads(done.stdout)
     found = {
         f"{name}_{row['streams']}": row[name] for row in result.pop("rows") for name in SPEED_FIGURES if name in row

@@ -18,14 +18,15 @@ from typing import Any
 
 import uvloop
 
+from bench import failover
 from bench.prove import Row, Rows
-from holdfast.bench import failover
 from holdfast.failover.journal import two_leaders
-from holdfast.kv.resumes import within_a_block
+from holdfast.kv.pool import within_a_block
 from holdfast.testing.answers import Answer
 from holdfast.testing.load import Load, Outcome, compare, hit_in_the_middle, run_streams
 from holdfast.testing.processes import kill_group
 from holdfast.testing.supervised import Supervised
+from tests.rigs.engines.mixed_load import BLOCK_TOKENS
 
 LOAD = Load(streams=32, tokens=300)
 FIGURES = ("stall_ms", "finished", "standby_again_s", "stall_ms_p50", "stall_ms_max", "streams_lost", "two_actives")
@@ -109,7 +110,7 @@ def _rounds() -> Row:
     row = failover.run(failover.sim_bench())
     wrong = row["streams_lost"] + row["tokens_wrong"] + row["two_actives"]
     grown = [name for name, sizes in row["growth"].items() if sizes["fds"] > 2 or sizes["threads"] > 2]
-    met = wrong == 0 and not grown and within_a_block(row["recomputed_tokens_max"], failover.BLOCK_TOKENS)
+    met = wrong == 0 and not grown and within_a_block(row["recomputed_tokens_max"], BLOCK_TOKENS)
     bound = "nothing lost or wrong, never two leaders, at most a block recomputed, no fds or threads more"
     return row | {"bound": bound, "met": met}
 

@@ -12,8 +12,8 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
 from bench.fleet import scale, turns
-from bench.fleet.storms import play
 from bench.prove import Row, Rows, cores, tell
+from tests.rigs.worlds.fleet_storms import play
 
 WORLDS, WORLDS_S_MAX, BATCH = 10_000, 120.0, 100
 FIGURES = (

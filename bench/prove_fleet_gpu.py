@@ -11,10 +11,9 @@ import argparse
 from functools import partial
 from pathlib import Path
 
+from bench import warm
 from bench.fleet_gpu import link, wake
-from bench.gpu import smi
-from bench.prove import Row, Rows
-from holdfast.bench import warm
+from bench.prove import Row, Rows, machine_of
 from holdfast.spec.names import is_host
 
 FIGURES = (
@@ -32,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def machine(chosen: argparse.Namespace) -> str:
-    return smi.machine(_device(chosen))
+    return machine_of(_device(chosen))
 
 
 def rows(chosen: argparse.Namespace) -> Rows:

@@ -1,7 +1,7 @@
 """`make prove-health`: every fault alone, every two at once, ten minutes of nothing but work, and every level there is.
 
 A bound is missed if a fault was not found, was found to be another or cost a stream, if anybody was accused of what was
-not there, or if somebody did not come back; or if levels, refusals or batches did not follow the capacity there was.
+not there, or if a worker did not come back; or if levels, refusals or batches did not follow the capacity there was.
 
 The pairs are many. `--side-by-side N` gives them to N deployments at once, each with cores, a state directory and ports
 of its own, so that what one of them does to its cores is nothing to the others.
@@ -20,12 +20,13 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from bench import ROOT
+from bench.degrade.run import DegradeBench
+from bench.degrade.run import run as degrade
+from bench.health.faults import BY_NAME, pairs
+from bench.health.run import HealthBench, run
+from bench.health.soak import soak
 from bench.prove import Row, Rows, cores, tell
-from holdfast.bench.degrade.run import DegradeBench
-from holdfast.bench.degrade.run import run as degrade
-from holdfast.bench.health.faults import BY_NAME, pairs
-from holdfast.bench.health.run import HealthBench, run
-from holdfast.bench.health.soak import soak
 
 FIGURES = (
     "cases", "false_positives", "streams_lost", "answers", "completed", "refused_429", "levels", "finished", "lost",
@@ -48,7 +49,7 @@ def rows(chosen: argparse.Namespace) -> Rows:
     return {
         "faults": lambda: _judged(run(HealthBench(), tell), BOUND),
         "pairs": partial(_pairs, chosen),
-        "soak": lambda: _judged(soak(HealthBench(), SOAK_S, tell), "nobody accused, nothing lost, wrong or moved"),
+        "soak": lambda: _judged(soak(HealthBench(), SOAK_S, tell), "no worker accused, nothing lost, wrong or moved"),
         "degrade": _degrade,
     }
 
@@ -93,14 +94,17 @@ def _pairs(chosen: argparse.Namespace) -> Row:
 @contextlib.contextmanager
 def _part(share: str, limit_s: float, place: int, count: int) -> Iterator[subprocess.Popen[bytes]]:
     """One part, on its share of the cores; it and what it started ends with the block."""
-    command = [sys.executable, "-m", "holdfast", "bench", "health", "--pairs", "--json"]
+    command = [sys.executable, "-m", "bench.health", "--pairs", "--json"]
     all_of_them = sorted(os.sched_getaffinity(0))
     ours = all_of_them[: cores()]
     own = ours[place * len(ours) // count : (place + 1) * len(ours) // count] or [ours[place % len(ours)]]
-    os.sched_setaffinity(0, own)  # who is started now inherits it
+    os.sched_setaffinity(0, own)  # processes started now inherit it
     try:
         process = subprocess.Popen(
-            [*command, "--part", share, "--limit-s", f"{limit_s:g}"], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
+            [*command, "--part", share, "--limit-s", f"{limit_s:g}"],
+            stdout=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            cwd=ROOT,
         )
     finally:
         os.sched_setaffinity(0, all_of_them)

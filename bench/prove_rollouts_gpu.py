@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from bench.gpu import smi
-from bench.prove import Rows, tell
+from bench.prove import Rows, machine_of, tell
 from bench.rollouts import campaign
 from bench.rollouts.hits import Hit, Victim
 from bench.rollouts.scenario import Scenario
@@ -59,7 +58,7 @@ CPU_BYTES = 5 * GIB
 def scenarios(sizes: Sizes, gpus: tuple[tuple[str, int], ...]) -> dict[str, Scenario]:
     def pair(*words: str, kv_gib: float) -> Shape:
         engine = ("--engine", "torch", *words, "--kv-gib", f"{kv_gib:g}", *sizes.more)
-        # Requests that find nobody wait for as long as a swap takes, and more.
+        # Requests that find no worker wait for as long as a swap takes, and more.
         hold = ("--hold-s", "180")
         return Shape(workers=1, model="m", engine=engine, failover=True, deadline_s=180, frontend_args=hold)
 
@@ -93,4 +92,4 @@ def rows(chosen: argparse.Namespace) -> Rows:
 
 
 def machine(chosen: argparse.Namespace) -> str:
-    return smi.machine("host-1" if chosen.device == "cpu" else chosen.device)
+    return machine_of("host-1" if chosen.device == "cpu" else chosen.device)

@@ -12,11 +12,11 @@ import argparse
 from dataclasses import replace
 from functools import partial
 
+from bench import overload
+from bench.overload import OverloadBench
 from bench.prove import Row, Rows, tell
 from bench.torment import campaign as torment
 from bench.torment.campaign import Torment
-from holdfast.bench import overload
-from holdfast.bench.overload import OverloadBench
 
 UNFAIRNESS_MAX = 2.0
 FIGURES = (
@@ -33,7 +33,7 @@ def _overload(bench: OverloadBench) -> Row:
     if not bench.kill_every_s:
         wrong += row["refused_otherwise"] + row["resumed"]
     met = wrong == 0 and row["unfairness"] <= UNFAIRNESS_MAX and row["completed"] > 0 and row["refused_429"] > 0
-    bound = f"nothing lost or wrong, nobody starves, fair within {UNFAIRNESS_MAX:g}x, refused by 429 with Retry-After, "
+    bound = f"nothing lost or wrong, none starves, fair within {UNFAIRNESS_MAX:g}x, refused by 429 with Retry-After, "
     bound += "no migration that was none"
     return row | {"bound": bound, "met": met and row["migrations_counted"] == row["resumed"]}
 
@@ -43,7 +43,7 @@ _TWICE = OverloadBench(seconds=300.0, workers=2, tokens=150)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of the rows with random faults."""
+    """Add the options of the rows with random faults."""
     defaults = Torment()
     parser.add_argument("--seconds", type=float, default=defaults.seconds, help="how long each row with faults lasts")
     parser.add_argument("--seed", type=int, default=defaults.seed, help="of the faults' order and of the requests")

@@ -9,9 +9,9 @@ import statistics
 import time
 from functools import cache, partial
 
+from bench import memory
 from bench.prove import Row, Rows, tell
 from bench.vault.kills import CATEGORIES, Campaign
-from holdfast.bench import memory
 
 KILLS = 300
 REMAP_OVER_FLOOR_MAX = 20

@@ -26,8 +26,6 @@ COMMANDS = (
     "down",
     "up --help",
     "worker --help",
-    "bench --help",
-    "bench failover --help",
     "chaos nobody slow",
     "chat hello",
 )

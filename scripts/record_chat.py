@@ -158,7 +158,7 @@ def record(film: Film, state_dir: str, port: int, arguments: list[str]) -> None:
         os.kill(pid, signal.SIGKILL)
         chat.watch(WORDS_S, until="died under this answer")
         told = subprocess.run([*holdfast, "incidents"], env=environment, capture_output=True, text=True, check=True)
-        film.look(below + 1, (("$ ", COLOURS["green"], True), ("holdfast incidents", COLOURS["default"], True)))
+        film.look(below + 1, (("$ ", COLOURS["green"], True), ("holdfast get incidents", COLOURS["default"], True)))
         lines = told.stdout.splitlines()
         newest = max(number for number, line in enumerate(lines) if line[:1].strip())
         for number, line in enumerate(lines[newest : newest + BELOW - 2]):

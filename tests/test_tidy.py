@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import runpy
 import subprocess
 import tokenize
 from collections import Counter
@@ -31,58 +32,48 @@ MEASURES = "measures and breaks real processes in real time"
 OPERATOR = "a command waits for real processes, with no event loop"
 # file or folder -> why it may
 CLOCK = {
-    "core/clock.py": "the real clocks behind the port",
+    "core/ports.py": "the real clocks behind the port",
     "worker/beat.py": "beats come from a thread of its own, not from the event loop (facts 31)",
-    "engines/torch/stepper.py": "steps are timed in their own thread, which has no event loop",
+    "engines/host/step_thread.py": "steps are timed in their own thread, which has no event loop",
+    "engines/torch/stepper.py": "likewise",
     "engines/vllm/stepper.py": "likewise",
-    "engines/torch/gpu/warm_up.py": "what compiling cost is told, from the same thread",
-    "engines/shadow/memory.py": "a takeover's marks, on the one clock all processes share",
+    "engines/torch/computer.py": "what compiling cost is told, from the same thread",
+    "engines/host/memory.py": "a takeover's marks, on the one clock all processes share",
     "cli/": OPERATOR,
     "roles/": OPERATOR,
-    "bench/": MEASURES,
     "testing/": MEASURES,
 }
 RANKS = "an engine's processes: descriptors, and a step's words, over socket pairs"
 SOCKETS = {
-    "core/peers.py": "asks the kernel about a socket that somebody else opened",
+    "core/procfs.py": "asks the kernel about a socket that somebody else opened",
     "wire/net.py": "the real network behind the port",
     "wire/accepting.py": "the listening half of the real network",
     "worker/beat.py": "beats come from a thread of its own, not from the event loop (facts 31)",
     "engines/sim/": "the fault socket, outside of what it breaks",
-    "engines/shadow/seat.py": RANKS,
-    "engines/shadow/ranks.py": RANKS,
-    "engines/shadow/rank.py": RANKS,
-    "engines/shadow/frames.py": RANKS,
-    "engines/shadow/table.py": RANKS,
-    "engines/torch/ranks/leader.py": RANKS,
-    "engines/torch/ranks/words.py": RANKS,
-    "engines/vllm/ranks/leader.py": RANKS,
-    "engines/vllm/ranks/words.py": RANKS,
+    "engines/ranks/": RANKS,
+    "engines/host/rank.py": RANKS,
     "memory/": "descriptors travel over Unix sockets only, which no simulated network can carry",
     "cli/": "looks whether a port is free before it starts anything",
-    "bench/": MEASURES,
     "testing/": MEASURES,
 }
 ROOTS = {
-    "testing/agents.py": "the root of an order: its giver is told",
     "frontend/metrics.py": "a scrape's task: a bug there must not leave its client without an answer",
     "engines/torch/files/hub_fetch.py": "the root of a process that only fetches: it says what went wrong, and ends",
     "frontend/app.py": "the root of a request: a bug becomes a 500 and a log line",
     "frontend/text/tokenizer.py": "the binding raises bare Exception, and nothing narrower",
-    "worker/levers.py": "the root of an operator's action: a bug becomes a 500 and a log line",
-    "engines/torch/stepper.py": "the root of the step thread: after any error no step can be believed",
-    "engines/vllm/stepper.py": "the root of vLLM's step thread, likewise",
-    "engines/vllm/core.py": "vLLM's libraries raise bare subclasses of Exception while it makes its engine: translated",
-    "engines/shadow/rank.py": "the root of a rank's step thread, likewise",
+    "worker/admin_actions.py": "the root of an operator's action: a bug becomes a 500 and a log line",
+    "engines/host/step_thread.py": "the root of the step thread: after any error no step can be believed",
+    "engines/vllm/engine.py": "vLLM's libraries raise bare subclasses of Exception while it makes its engine",
+    "engines/host/rank.py": "the root of a rank's step thread, likewise",
     "streams/roster.py": "the root of a worker's task: a bug costs one session",
     "streams/link.py": "the root of one stream's part of a step that many share: a bug costs one stream",
-    "streams/patience.py": "the root of one stream's part of a worker's end, or of a round through the held, likewise",
+    "streams/hold_policy.py": "the root of one stream's part of a worker's end or of a round through held streams",
     "control/event_mirror.py": "the root of a mirror: a bug there costs those who read it a rest, and serving nothing",
-    "control/process.py": "the root of a reign: a bug gives the lock back, and the next begins anew",
-    "control/reign.py": "the root of one worker's part of what happens: a bug costs that step",
-    "control/contact.py": "the root of a worker's task: a bug costs one session",
+    "control/process.py": "the root of a leadership: a bug gives the lock back, and the next one begins",
+    "control/leadership.py": "the root of one worker's part of what happens: a bug costs that step",
+    "control/worker_probe.py": "the root of a worker's task: a bug costs one session",
     "control/fleet_loop.py": "the root of what is written of a fleet: a bug begins it anew, and no verdict waits",
-    "control/outbox.py": "the root of what follows from one verdict: a bug costs that deed only",
+    "control/outbox.py": "the root of what follows from one verdict: a bug costs that action only",
     "store/client.py": "the root of the client's task",
     "store/etcd_client.py": "the root of the client's task",
     "roles/ray/cluster.py": "the root of a thread that asks Ray: who waits for it is told",
@@ -95,7 +86,6 @@ ENVIRONMENT = {
     "roles/engine_vllm.py": "written, unread: what vLLM reads of it as it is imported",
     "testing/place.py": "handed on to what is started, with a state directory of its own",
     "memory/vault/keeper.py": "handed on, unread, to the vault it starts",
-    "memory/vault/kept.py": "handed on, unread, to the keeper it starts",
 }
 
 TIME = {
@@ -156,6 +146,9 @@ def named(node: ast.AST) -> list[tuple[str, str]]:
 SOURCES = {
     str(folder.relative_to(ROOT) / name): tree for folder in (SRC, BENCH) for name, tree in trees(folder).items()
 }
+ALL_TESTS = {f"tests/{name}": tree for name, tree in trees(TESTS).items()} | {
+    name: tree for name, tree in SOURCES.items() if name.startswith("bench/tests/")
+}
 
 
 @cache
@@ -191,8 +184,7 @@ def test_a_function_can_be_read_at_once() -> None:
 
 def test_every_module_says_what_it_is_for() -> None:
     """Sources and tests open with a docstring."""
-    everything = SOURCES | trees(TESTS)
-    silent = [name for name, tree in everything.items() if not ast.get_docstring(tree)]
+    silent = [name for name, tree in (SOURCES | ALL_TESTS).items() if not ast.get_docstring(tree)]
     assert not silent
 
 
@@ -200,7 +192,7 @@ def test_every_test_says_what_must_be_true() -> None:
     """A test's docstring is its sentence."""
     silent = [
         f"{name}: {function.name}"
-        for name, tree in trees(TESTS).items()
+        for name, tree in ALL_TESTS.items()
         for function in functions(tree)
         if function.name.startswith("test_") and not ast.get_docstring(function)
     ]
@@ -208,8 +200,8 @@ def test_every_test_says_what_must_be_true() -> None:
 
 
 def test_no_two_test_files_share_a_name() -> None:
-    """They are imported by their base name."""
-    names = Counter(Path(name).name for name in trees(TESTS) if not name.endswith("conftest.py"))
+    """They are imported by their base name; rigs are a package."""
+    names = Counter(Path(name).name for name in ALL_TESTS if Path(name).name.startswith("test_"))
     assert [name for name, count in names.items() if count > 1] == []
 
 
@@ -248,9 +240,11 @@ def test_a_machine_is_pure_and_has_the_one_shape(name: str) -> None:
         pytest.param(lambda owner, name: name in TIME.get(owner, ()), CLOCK, id="time comes from the event loop"),
         # `self.random.x` would read the same: an injected generator is named rng.
         pytest.param(
-            lambda owner, name: (owner == "random" and name not in RANDOM_ALLOWED)
-            or (owner, name) in {("os", "urandom"), ("uuid", "uuid4")}
-            or owner == "secrets",
+            lambda owner, name: (
+                (owner == "random" and name not in RANDOM_ALLOWED)
+                or (owner, name) in {("os", "urandom"), ("uuid", "uuid4")}
+                or owner == "secrets"
+            ),
             {},
             id="randomness is injected",
         ),
@@ -449,6 +443,21 @@ def imports_of(tree: ast.Module, modules: set[str]) -> set[str]:
     return named & modules
 
 
+def test_tests_do_not_import_benchmarks() -> None:
+    """What both need is in `tests/rigs`; tests of a benchmark lie beside it, in `bench/tests`."""
+    importing = {
+        name
+        for name, tree in trees(TESTS).items()
+        for node in ast.walk(tree)
+        for module in (
+            [node.module or ""] if isinstance(node, ast.ImportFrom)
+            else [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        )
+        if module.split(".")[0] == "bench"
+    }  # fmt: skip
+    assert sorted(importing) == []
+
+
 def test_no_circles_between_files() -> None:
     """What a file imports never imports it back, by whatever way."""
     by_module = {name[:-3].removeprefix("src/").replace("/", "."): tree for name, tree in SOURCES.items()}
@@ -457,3 +466,51 @@ def test_no_circles_between_files() -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+
+
+# -- what CI runs
+
+
+def imports_at_once(tree: ast.AST) -> Iterator[str]:
+    """Yield the modules that a file imports as it is loaded, not inside a function."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from imports_at_once(node)
+
+
+def test_no_suite_that_ci_leaves_out_loads_what_it_is_said_not_to_depend_on() -> None:
+    """Every path that `.ci/suites.py` lists is there, and no file that counts for a suite loads one that does not: a
+    change to what is left out is one that no process of the suite sees, unless it imports that inside a function. (The
+    long tests, which load `bench`, are not what CI runs.)"""
+    suites = runpy.run_path(str(ROOT / ".ci" / "suites.py"))
+    wrong = []
+    for suite, depends in suites["DEPENDS"].items():
+        wrong += [f"{suite}: {path}" for path in depends if not (ROOT / path.removeprefix("!")).exists()]
+        for name in suites["files_of"](suite):
+            tree = ast.parse((ROOT / name).read_text()) if name.endswith(".py") else ast.Module([], [])
+            for module in filter(re.compile(r"(holdfast|tests)\.").match, imports_at_once(tree)):
+                path = f"{'src/' if module.startswith('holdfast') else ''}{module.replace('.', '/')}"
+                found = [each for each in (f"{path}.py", f"{path}/__init__.py") if (ROOT / each).exists()]
+                wrong += [f"{suite}: {name} loads {each}" for each in found if not suites["counts"](each, depends)]
+    assert wrong == []
+
+
+def test_names_that_docs_give_beside_a_file_are_in_it() -> None:
+    """A file and a name in it: in a table's two cells, or in a sentence of the documents."""
+    pattern = re.compile(
+        r"`((?:[a-z_]+/)+[a-z_]+\.py)`(?:,| \|)\s+`([\w.]+)`|`([\w.]+)`(?:\s+in)?\s+\(?`((?:[a-z_]+/)+[a-z_]+\.py)`"
+    )
+    pages = [name for name in tracked() if name.startswith("docs/") and name.endswith(".md")]
+    missing = [
+        f"{page}: {file} has no {name}"
+        for page in pages
+        for before, after, first, last in pattern.findall((ROOT / page).read_text())
+        for file, name in [(before or last, after or first)]
+        if (SRC / file).exists()
+        and not all(re.search(rf"\b{part}\b", (SRC / file).read_text()) for part in name.split("."))
+    ]
+    assert not missing, "\n".join(missing)

@@ -27,7 +27,7 @@ CLIENTS = 16  # of each deployment, at once
 
 @dataclass
 class Tally:
-    """What clients of both saw."""
+    """Counts what clients of both deployments saw."""
 
     right: Words
     answers: int = 0
@@ -53,7 +53,7 @@ async def ask_on(twin: Twin, tally: Tally, share: Callable[[], bool], number: in
 
 
 class Counted:
-    """So many, and then no more."""
+    """Allows so many requests, and then no more."""
 
     def __init__(self, count: int) -> None:
         self.left = count
@@ -153,7 +153,7 @@ async def _other_names(short: Twin, long: Twin) -> bool:
 
 
 def run(requests: int, tell: Callable[[str], None]) -> dict[str, Any]:
-    """A row of a proof."""
+    """Return a row of a proof."""
     row = asyncio.run(prove(requests, tell))
     met = row["requests"] >= requests and not (row["wrong"] or row["blind_prompts"] or row["strangers"])
     met = met and row["refused_by_name"] and row["deleted"] and row["other_unchanged"] and row["requests_meanwhile"] > 0

@@ -90,7 +90,7 @@ def _is_second(twin: Twin) -> bool:
 
 
 def run(requests: int, tell: Callable[[str], None]) -> dict[str, Any]:
-    """A row of a proof."""
+    """Return a row of a proof."""
     row = asyncio.run(prove(requests, tell))
     bound = "each answer of the deployment that was asked for; one is rolled out by itself behind a frontend of another"
     return row | {"bound": bound, "met": not row["wrong"] and row["other_unchanged"]}

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from holdfast.core.clock import SystemClock
+from holdfast.core.ports import SystemClock
 from holdfast.core.tasks import beside
 from holdfast.roles.rolled import Rolled, Site
 from holdfast.roles.running import child_command, log_dir
@@ -60,7 +60,7 @@ def manifest(name: str, *, frontend: bool = True) -> str:
 
 
 def door(name: str, *shares: str) -> str:
-    """Frontends alone, for the deployments that they share."""
+    """Return the manifest of frontends alone, for the deployments that they share."""
     return f"{HEAD}  shares: [{', '.join(shares)}]\n  services:\n{FRONTEND}".replace("NAME", name)
 
 
@@ -128,7 +128,7 @@ class Twin:
 
 
 async def answer(client: StreamClient, model: str, prompt: int) -> list[int]:
-    """Tokens of a whole answer; [-status] of a refusal."""
+    """Return the tokens of a whole answer, or [-status] of a refusal."""
     received = await client.request(PATH, request(model, prompt))
     if received.status != 200:
         return [-received.status]
@@ -137,7 +137,7 @@ async def answer(client: StreamClient, model: str, prompt: int) -> list[int]:
 
 @contextlib.asynccontextmanager
 async def one_store(place: Place) -> AsyncIterator[str]:
-    """A store of nobody's: it outlives both."""
+    """Start a store of no deployment: it outlives both."""
     url = f"unix://{place.folder}/run/store.sock"
     launch = StoreLaunch(state_dir=str(place.folder), name="store", address=url, parent=os.getpid())
     words = ["-P", "-m", "holdfast.roles", "store", msgspec.json.encode(launch).decode()]
@@ -147,7 +147,7 @@ async def one_store(place: Place) -> AsyncIterator[str]:
 
 
 async def alone(name: str) -> Words:
-    """What a deployment answers where nobody else is."""
+    """Return what a deployment answers where no other one is."""
     twin = Twin(name, manifest(name))
     try:
         async with twin.kept():

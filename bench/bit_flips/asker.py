@@ -6,7 +6,7 @@ import asyncio
 
 from holdfast.core.address import TcpAddress, UnixAddress, parse_address
 from holdfast.core.requests import GenerateRequest, Output, Sampling
-from holdfast.health.expectations import TOP, Answer, Question, answer_of
+from holdfast.health.expectations import TOP, CanaryAnswer, CanaryQuestion, answer_of
 from holdfast.wire.frames import FrameSplitter, encode
 from holdfast.wire.messages import VERSION, Generate, Hello, Message, Step, Welcome, decode_to_frontend
 
@@ -18,7 +18,7 @@ class Gone(Exception):
 
 
 class Asker:
-    """A canary's connection to one worker."""
+    """Holds a canary's connection to one worker."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -40,7 +40,7 @@ class Asker:
         made.welcome = welcome
         return made
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, question: CanaryQuestion) -> CanaryAnswer:
         self._numbers += 1
         sampling = Sampling(question.tokens, 0, temperature=0.0, top_logprobs=TOP, ignore_eos=True)
         prompt = list(question.prompt)

@@ -12,7 +12,7 @@ from typing import Any
 from bench.bit_flips.asker import Asker, Gone
 from bench.prove import Row
 from holdfast.control.questions import questions_of
-from holdfast.health.expectations import PINNED_ENOUGH, Expectations, Heard, Key, Sets, State
+from holdfast.health.expectations import PINNED_ENOUGH, AnswerHeard, Expectations, Key, QuestionState, SetsPresent
 from holdfast.testing.clients import ask, read_answer
 from holdfast.testing.place import fetch, get_json
 from holdfast.testing.supervised import Supervised
@@ -76,10 +76,10 @@ class Patient:
         questions = questions_of(said.checksum, said.vocabulary)
         key = Key(said.checksum, said.build, said.dtype, said.device)
         known = self.expectations = Expectations(key, questions)
-        known.step(Sets({"sound": True}), 0.0)
+        known.step(SetsPresent({"sound": True}), 0.0)
         for number, question in enumerate(questions):
-            known.step(Heard("sound", number, await asker.ask(question)), 0.0)
-            if known.record().entries[number].state is State.PINNED:
+            known.step(AnswerHeard("sound", number, await asker.ask(question)), 0.0)
+            if known.record().entries[number].state is QuestionState.PINNED:
                 self.pinned.append(number)
             if len(self.pinned) == CHECKS:
                 break
@@ -131,8 +131,8 @@ class Patient:
         return known.judge(question, await asker.ask(known.questions[question]))
 
     async def _restored(self, seed: int) -> Row:
-        """What the engine that serves now says of its weights, and whether a check accuses it, sound as it is. Where an
-        engine ended with its damage in memory that its successor shares, verifying loads them anew."""
+        """Return what the engine that serves now says of its weights, and whether a check accuses it, sound as it is.
+        Where an engine ended with its damage in memory that its successor shares, verifying loads them again."""
         await self.find()
         row: Row = {}
         if said := await in_thread(self._doubt):

@@ -1,8 +1,8 @@
 """The fault matrix: 64 open streams, two workers, one of them hit in mid-stream, and what the clients saw.
 
 Each case runs in a deployment of its own: first unbroken, then broken, with the same requests and seeds. And no false
-alarm: engines slowed 20 times on a machine whose cores are all taken, and nothing is moved. And outages with nobody to
-take over at once: the only worker dies, the store dies or freezes, the frontend dies.
+alarm: engines slowed 20 times on a machine whose cores are all taken, and nothing is moved. And outages with no worker
+to take over at once: the only worker dies, the store dies or freezes, the frontend dies.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ORPHANS_S = 30.0  # they would run for forty
 
 
 def run_case(fault: str, load: Load | None = None) -> Outcome:
-    """One row of the matrix."""
+    """Return one row of the matrix."""
     load = load or Load()
     with Deployment(workers=2) as deployment:
         unbroken = uvloop.run(run_streams(deployment.port, load))
@@ -51,7 +51,7 @@ def run_case(fault: str, load: Load | None = None) -> Outcome:
 
 
 def run_stop_and_continue(load: Load, continue_after_s: float) -> tuple[Outcome, list[str]]:
-    """SIGSTOP, and SIGCONT while the moved streams still run: what the worker then sends must reach nobody.
+    """Send SIGSTOP, and SIGCONT while the moved streams still run: no client may get what the worker then sends.
 
     Also tells the verdicts the frontend went through until it trusts the worker again."""
 
@@ -97,7 +97,7 @@ def run_calm(seconds: float, streams: int) -> dict[str, Any]:
     return told | {"streams_lost": lost, "resumed": resumed}
 
 
-# -- nobody to take over at once
+# -- no worker to take over at once
 
 
 def only_worker_returns(restart_after_s: float, load: Load) -> dict[str, Any]:
@@ -129,7 +129,7 @@ async def _open_and_new(deployment: Deployment, load: Load) -> tuple[list[Answer
 
 
 def no_worker_within_hold(hold_s: float, load: Load) -> dict[str, Any]:
-    """Nobody comes: new requests get 503 with Retry-After, open streams an error event and no [DONE]."""
+    """Start no second worker: new requests get 503 with Retry-After, open streams an error event and no [DONE]."""
     with Deployment(workers=1, frontend={"holds": {"hold_s": hold_s}}) as deployment:
         answers, late, waited_s = uvloop.run(_open_and_new(deployment, load))
         alive = deployment.processes["frontend"].poll() is None

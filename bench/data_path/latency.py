@@ -72,7 +72,7 @@ async def _first_tokens(deployment: Deployment, rounds: int) -> tuple[list[float
 
 
 def first_token(rounds: int = 300) -> dict[str, Any]:
-    """Alternately through the frontend and straight at the worker, one at a time."""
+    """Ask alternately through the frontend and straight at the worker, one at a time."""
     with Deployment(workers=1, sim={"ttft_ms": 0.0, "tpot_ms": 1.0, "jitter": 0.0}) as deployment:
         uvloop.run(_first_tokens(deployment, 20))
         through, straight = uvloop.run(_first_tokens(deployment, rounds))
@@ -86,7 +86,7 @@ def first_token(rounds: int = 300) -> dict[str, Any]:
 
 
 async def _worst_gap_s(port: int, streams: int, tokens: int, disturb: bool) -> float:
-    """The worst gap of any stream, with or without long prompts arriving meanwhile."""
+    """Return the worst gap of any stream, with or without long prompts arriving meanwhile."""
     # Token ids too: text alone pauses inside a character of several tokens.
     bodies = [chat_body(f"steady {number}", tokens, return_token_ids=True) for number in range(streams)]
 

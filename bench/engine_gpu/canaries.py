@@ -17,12 +17,22 @@ from bench.engine_gpu.words import Keep, Row, prompt_ids
 from holdfast.control.questions import questions_of
 from holdfast.core.address import parse_address
 from holdfast.core.requests import GenerateRequest, Output, Sampling
-from holdfast.health.expectations import BANDS, TOP, WIDE, Answer, Band, Question, answer_of, difference, is_fit
+from holdfast.health.expectations import (
+    BANDS,
+    TOP,
+    WIDE,
+    Band,
+    CanaryAnswer,
+    CanaryQuestion,
+    answer_of,
+    difference,
+    is_fit,
+)
 from holdfast.spec.names import is_host
 from holdfast.testing.supervised import Supervised
-from holdfast.wire.framed import Framed
-from holdfast.wire.messages import Generate, Step, Welcome, decode_to_frontend
+from holdfast.wire.messages import Generate, Step, ToFrontend, Welcome
 from holdfast.wire.net import SocketNetwork
+from holdfast.wire.worker_connection import WorkerConnection
 
 CONNECT_S = 10.0
 ANSWER_S = 60.0
@@ -55,37 +65,36 @@ class _Heard:
     began: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Asker(Framed):
+class Asker(WorkerConnection):
     """A connection that asks."""
 
     def __init__(self, purpose: str) -> None:
-        super().__init__("bench")
         self.purpose = purpose
+        super().__init__("bench")
         self._heard: dict[int, _Heard] = {}
         self._number = 0
 
-    def data_received(self, data: bytes) -> None:
-        for payload in self._splitter.feed(data):
-            message = decode_to_frontend(payload)
-            for output in message.outputs if isinstance(message, Step) else ():
-                heard = self._heard[output.stream]
-                heard.outputs.append(output)
-                if sum(len(each.tokens) for each in heard.outputs) >= WARM or output.finish or output.failure:
-                    heard.began.set()
-                if output.finish is not None or output.failure is not None:
-                    heard.over.set()
-            if not isinstance(message, Step):
-                self._first(message)
+    def on_message(self, message: ToFrontend) -> None:
+        if not isinstance(message, Step):
+            super().on_message(message)
+            return
+        for output in message.outputs:
+            heard = self._heard[output.stream]
+            heard.outputs.append(output)
+            if sum(len(each.tokens) for each in heard.outputs) >= WARM or output.finish or output.failure:
+                heard.began.set()
+            if output.finish is not None or output.failure is not None:
+                heard.over.set()
 
-    def ask(self, tokens: list[int], sampling: Sampling) -> _Heard:
+    def generate(self, tokens: list[int], sampling: Sampling) -> _Heard:
         self._number += 1
         heard = self._heard[self._number] = _Heard()
         self.send(Generate(self._number, GenerateRequest(f"q{self._number}", tokens, len(tokens), sampling)))
         return heard
 
-    async def answer(self, question: Question) -> Answer:
+    async def answer_to(self, question: CanaryQuestion) -> CanaryAnswer:
         sampling = Sampling(question.tokens, 0, temperature=0.0, top_logprobs=TOP, ignore_eos=True)
-        heard = self.ask(list(question.prompt), sampling)
+        heard = self.generate(list(question.prompt), sampling)
         await asyncio.wait_for(heard.over.wait(), ANSWER_S)
         failed = [output.failure.message for output in heard.outputs if output.failure]
         assert not failed, failed
@@ -99,15 +108,15 @@ async def _connected(address: str, purpose: str) -> tuple[Asker, Welcome]:
     return asker, await asker.welcome(CONNECT_S)
 
 
-def moves(expected: Answer, answer: Answer) -> Iterator[float]:
-    """How far each logprob moved that both list."""
+def moves(expected: CanaryAnswer, answer: CanaryAnswer) -> Iterator[float]:
+    """Yield how far each logprob moved that both list."""
     for wants, gots in zip(expected.top, answer.top, strict=False):
         listed = dict(gots)
         yield from (abs(listed[token] - want) for token, want in wants if token in listed)
 
 
-def figures(pairs: list[tuple[Answer, Answer]], band: Band) -> Row:
-    """Of questions asked twice. Pure."""
+def figures(pairs: list[tuple[CanaryAnswer, CanaryAnswer]], band: Band) -> Row:
+    """Return the figures of questions asked twice."""
     moved = [list(moves(want, got)) for want, got in pairs]
     return {
         "asked": len(pairs),
@@ -124,7 +133,7 @@ async def _top_up(beside: Asker, streams: list[_Heard], load: int) -> None:
     while sum(not stream.over.is_set() for stream in streams) < load:
         number = len(streams)
         sampling = Sampling(LONG, number, temperature=1.0, ignore_eos=True)
-        streams.append(beside.ask(prompt_ids(number, 40 + 37 * number % 900, load), sampling))
+        streams.append(beside.generate(prompt_ids(number, 40 + 37 * number % 900, load), sampling))
     for stream in streams:
         await asyncio.wait_for(stream.began.wait(), ANSWER_S)
         assert not any(output.failure for output in stream.outputs), stream.outputs[-1]
@@ -135,25 +144,25 @@ async def _measure(bench: CanaryBench, address: str, keep: Keep) -> Row:
     band = BANDS.get(welcome.dtype, WIDE)
     seeds = [f"{welcome.checksum} {place}" for place in range(bench.sets)]
     questions = [each for seed in seeds for each in questions_of(seed, welcome.vocabulary)]
-    expected = [await asker.answer(question) for question in questions]
+    expected = [await asker.answer_to(question) for question in questions]
     fit = sum(is_fit(answer, band) for answer in expected)
     told: Row = {"dtype": welcome.dtype, "device": welcome.device, "questions": len(questions), "fit": fit}
     told |= {"band": {"one": band.one, "mean": band.mean, "margin": band.margin}, "beside": {}}
     for load in bench.loads:
         beside, _ = await _connected(address, "data")
-        answers: list[Answer] = []
+        answers: list[CanaryAnswer] = []
         streams: list[_Heard] = []
         for first in range(0, len(questions), FEW):
             await _top_up(beside, streams, load)
-            answers += [await asker.answer(question) for question in questions[first : first + FEW]]
+            answers += [await asker.answer_to(question) for question in questions[first : first + FEW]]
         pairs = list(zip(expected, answers, strict=True))
         sound = [(want, got) for want, got in pairs if is_fit(want, band)]
         made = sum(len(output.tokens) for stream in streams for output in stream.outputs)
         told["beside"][str(load)] = {"fit": figures(sound, band), "all": figures(pairs, band), "tokens_beside": made}
-        beside.close()
+        beside.abort()
         print(load, told["beside"][str(load)], flush=True)
         keep(told)
-    asker.close()
+    asker.abort()
     wrong = sum(row["fit"]["judged_wrong"] for row in told["beside"].values())
     told |= {"bound": "no sound answer is judged wrong", "met": wrong == 0 and fit > 0}
     keep(told)

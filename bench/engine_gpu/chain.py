@@ -2,7 +2,7 @@
 
 `holdfast up` with a torch or vllm engine, standbys started ahead, streams with long prompts. First the same requests
 unbroken; then, again and again, SIGKILL to the active engine's group. Always true: a kill comes only while a standby is
-ready, every stream decodes and the leader has led for a while; around it nobody is asked anything, so that no question
+ready, every stream decodes and the leader has led for a while; around it none is asked anything, so that no question
 delays what is measured; every kill is written down as soon as it is over.
 """
 
@@ -22,7 +22,6 @@ from itertools import pairwise
 import uvloop
 
 from bench.engine_gpu.words import Keep, Kill, Row, chain_row, prompt_ids, takeover_marks
-from bench.gpu.smi import device_memory, gpu_uuid
 from holdfast.core.errors import UserError
 from holdfast.failover.journal import two_leaders
 from holdfast.spec.names import is_host
@@ -33,6 +32,7 @@ from holdfast.testing.place import EngineSeen
 from holdfast.testing.processes import kill_group
 from holdfast.testing.supervised import Supervised
 from holdfast.testing.waiting import in_thread, until
+from tests.rigs.gpu.smi import device_memory, gpu_uuid
 
 NAME = "bench"  # what the model is served as
 POLL_S = 0.25  # seldom enough that asking four status pages is no load
@@ -40,7 +40,7 @@ SEEN, LEFT = 16, 200  # tokens a stream has had before a kill, and has before it
 AFTER = 32  # tokens of every stream after a kill, until it is over for clients
 AFTER_S = 60.0  # for those; streams are held for 30 s and then failed by name
 # A leader's word that its KV may be believed comes a second after its takeover, and one that dies younger than two
-# seconds looks to the supervisor like a crash (`engines.shadow.proving`, `supervise.machine`).
+# seconds looks to the supervisor like a crash (`engines.host.proving`, `supervise.machine`).
 SETTLED_S = 2.5
 AHEAD_S = 45.0  # for all standbys to be ready again, so that no start disturbs the next kill; then one is enough
 STANDBY_S = 120.0  # for one: the supervisor's own bound of a start
@@ -80,7 +80,7 @@ class ChainBench:
     standbys: int = 2
     kv_gib: float = 40.0
     start_s: float = 300.0  # weights are made at the first load
-    limit_s: float = 480.0  # for all; whoever lends the GPU lends it for minutes
+    limit_s: float = 480.0  # for all: a GPU is lent for minutes
     sampling: str = "plain"  # of SAMPLING
     ahead_s: float = AHEAD_S  # how long all standbys are waited for before the next kill
     up: str = ""  # other words for `holdfast up`
@@ -277,7 +277,7 @@ async def _standbys(state: _Run, wanted: int, within_s: float) -> int:
 async def _until(state: _Run, true: Callable[[], bool], what: str) -> None:
     left_s = state.deadline_s - time.monotonic()
     try:
-        await until(true, what, max(0.0, min(AFTER_S, left_s)))  # its own streams are looked at, nobody is asked
+        await until(true, what, max(0.0, min(AFTER_S, left_s)))  # its own streams are looked at, no process is asked
     except TimeoutError as error:
         raise TimeoutError(f"{error}; pieces {[len(pieces) for pieces in state.pieces()]}") from None
 
@@ -286,7 +286,8 @@ async def _until(state: _Run, true: Callable[[], bool], what: str) -> None:
 
 
 def worst_gap_s(pieces: Sequence[tuple[float, bytes]], since_s: float) -> float:
-    """Between two pieces with tokens, from the last one before `since_s` on. Comments are none."""
+    """Return the worst gap between two pieces with tokens, from the last one before `since_s` on. Comments do not
+    count."""
     times_s: list[float] = []
     for at_s, data in reversed(pieces):
         if TOKENS.search(data):

@@ -4,7 +4,7 @@ Parts: `chain` (kills under load), `speed` (our decode), `canaries` (how far bat
 has been trained, so say `--model`), `vllm` (stock vLLM's, where it is installed). Each writes what
 it has to DIR/PART.json as it goes; after each, all that lies in DIR becomes DIR/engine-gpu.json, so runs on several
 days and machines can be put together by `--parts merge`. On `--device host-0` the same parts run without a GPU,
-smaller, to try the bench itself. Whoever bounds its time ends it by SIGTERM. Exits with 1 if a part failed or missed
+smaller, to try the bench itself. To bound its time, end it by SIGTERM. Exits with 1 if a part failed or missed
 its bound.
 """
 
@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.engine_gpu.words import CONTEXT, SAME_AIM, Case, Keep, Row, speed_ratio
-from bench.gpu.smi import machine
-from bench.prove import about_run, write_rows
+from bench.prove import about_run, machine_of, write_rows
 from holdfast.spec.names import is_host
 
 RESULTS = "engine-gpu.json"
@@ -115,7 +114,7 @@ def main(argv: list[str]) -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was started ends too
     words = " ".join(["python -m bench.engine_gpu.measure", *argv])
-    about = about_run(words, machine(asked.device)) if parts else {}
+    about = about_run(words, machine_of(asked.device)) if parts else {}
     well = True
     for part in parts:
         try:

@@ -33,14 +33,14 @@ from bench.engine_gpu.words import (
     keep_case,
     prompt_ids,
 )
-from bench.gpu.smi import gpu_uuid
 from holdfast.core.errors import UserError
 from holdfast.core.requests import GenerateRequest, Output, Sampling
 from holdfast.engines.contract import Engine, EngineEvents
-from holdfast.engines.shadow.engine import VaultEngine
+from holdfast.engines.host.engine import VaultEngine
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
 from holdfast.spec.engines import Place, TorchSettings, VllmSettings
+from tests.rigs.gpu.smi import gpu_uuid
 
 CASE_S = 120.0  # for one run; 128,000 prompt tokens and 288 steps of 64 streams take seconds on a GPU
 
@@ -77,7 +77,7 @@ class SpeedBench:
         from holdfast.roles.engine_vllm import set_environment
 
         set_environment([place.device], "info")
-        from holdfast.engines.vllm.tenant import vllm_engine
+        from holdfast.engines.vllm.engine import vllm_engine
 
         files = look_at_files(self.model, lambda *_: None).identified(folder, lambda *_: None)
         settings = VllmSettings(kv_gib=self.kv_gib, concurrency=self.streams, context_tokens_max=CONTEXT)
@@ -162,7 +162,7 @@ async def _run(bench: SpeedBench, keep: Keep) -> Row:
     head: Row = {"engine": bench.engine, "model": bench.model, "tokens": [SHORT, LONG], "cases": {}}
     said, runs = _Said(), itertools.count(1)
     async with _engine(bench, said, head) as engine:
-        head |= {"dtype": engine.tenant.geometry.dtype, "kv_blocks": engine.tenant.geometry.block_count}
+        head |= {"dtype": engine.hosted.geometry.dtype, "kv_blocks": engine.hosted.geometry.block_count}
         for case in bench.cases:
             took_s: dict[int, list[float]] = {}
             for tokens in (WARM_TOKENS, *(SHORT, LONG) * bench.repeats):

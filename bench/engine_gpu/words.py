@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.kv.resumes import within_a_block
+from holdfast.kv.pool import within_a_block
 from holdfast.testing.answers import Answer
 
 Row = dict[str, Any]
@@ -55,7 +55,7 @@ FIRST_ID, IDS = 1000, 4000  # ids that every model here has, plain words in thos
 
 
 def prompt_ids(number: int, length: int, run: int = 0) -> list[int]:
-    """One prompt. The first two ids tell run and number: no two of them share a block, whatever follows."""
+    """Return one prompt. The first two ids tell run and number: no two of them share a block, whatever follows."""
     assert 0 <= number < IDS, f"streams are numbered below {IDS}"
     assert 0 <= run < IDS, f"runs are numbered below {IDS}"
     told = [FIRST_ID + run, FIRST_ID + number]
@@ -110,7 +110,7 @@ def speed_ratio(ours: Mapping[str, Row], theirs: Mapping[str, Row], aim: float =
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One kill of the active engine, as clients, the next engine and the device saw it."""
+    """Records one kill of the active engine, as clients, the next engine and the device saw it."""
 
     gap_ms: float  # the worst between two tokens of any stream around it
     calm_gap_ms: float | None  # the worst since all streams had gone on after the kill before; known at the end

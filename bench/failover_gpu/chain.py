@@ -2,7 +2,7 @@
 
 Engines are started ahead, several at once, and have everything ready before the next kill: no start disturbs a
 measurement. Always true: every wait for a process has a bound; one that fails or hangs is killed by its pid, its round
-is told as failed with the reason, and the chain begins anew with an empty vault.
+is told as failed with the reason, and the chain begins again with an empty vault.
 
 `python -m bench.failover_gpu.chain JSON` is such an engine: it stands by, wins the lock, wakes, works, and is killed;
 commands come on stdin, one JSON object per event goes to stdout.
@@ -29,18 +29,18 @@ from bench import ROOT
 from bench.failover_gpu.engine import DirectEngine, Engine, Settings, say, trace_driver
 from bench.failover_gpu.late import LateEngine, play_queue
 from bench.failover_gpu.pool import VaultEngine
+from holdfast.memory.client.calls import VaultRefused
 from holdfast.memory.devices import DeviceError
-from holdfast.memory.errors import VaultRefused
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
-from holdfast.testing.children import Child, ChildFailed
+from tests.rigs.children import Child, ChildFailed
 
 # Contexts of 0.5 GiB each beside what is measured (facts 6), and few enough to start side by side.
 AHEAD = 6
 START_S = 60.0  # imports and a context are a second; the first engine also writes weights and pool
 WAKE_S = 45.0  # more than an engine's own bounds together: its reason is heard before ours
 END_S = 20.0
-# For all rounds of a part: they take a second each, and whoever lends the GPU lends it for minutes.
+# For all rounds of a part: they take a second each, and a GPU is lent for minutes.
 PART_S = 100.0
 # The owner works this long before it is killed, so that the kill falls anywhere in its steps.
 WORK_S = (0.03, 0.12)

@@ -18,16 +18,16 @@ from typing import Any
 
 import msgspec
 
-from bench.gpu.lane import Piece, open_lane
 from holdfast.core.tasks import beside
 from holdfast.failover.journal import next_epoch
 from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import HostDevice, OutOfMemory, open_device
-from holdfast.memory.devices.cuda_driver import Driver
+from holdfast.memory.devices.cuda import Driver
 from holdfast.memory.protocol import OWNER_GONE, PoolGranted, PoolNews
 from holdfast.spec.names import is_host
 from holdfast.testing.waiting import in_thread
+from tests.rigs.gpu.lane import Piece, open_lane
 
 WAIT_MS = 10_000  # for weights another engine writes, and for the pool of an owner that was just killed
 # Facts 4a: up to 0.4 s with much host memory; a fence that takes a hundred times that is not shown.
@@ -70,7 +70,7 @@ def wait_for_lock(path: str) -> float:
 
 
 def trace_driver(calls: list[str]) -> None:
-    """Write down the name of every call to NVIDIA's driver from now on, whoever makes it."""
+    """Write down the name of every call to NVIDIA's driver from now on, from any thread."""
     call = Driver.__call__
 
     def traced(driver: Driver, function: str, *arguments: object) -> Any:
@@ -91,9 +91,7 @@ class Engine:
         self.host = self.device if is_host(settings.device) else HostDevice()
         self.lane = open_lane(settings.device)
         self.client = MemoryClient(settings.path, self.device, settings.engine_id, slab_bytes=settings.slab_bytes)
-        self.pool = PoolClient(
-            self.client, self.host, private_bytes=settings.private_bytes, on_news=self._hear
-        )
+        self.pool = PoolClient(self.client, self.host, private_bytes=settings.private_bytes, on_news=self._hear)
         self.epoch = 0
         self.marks: dict[str, float] = {}
         self.driver_calls: list[str] = []
@@ -124,7 +122,7 @@ class Engine:
         """Keep up with what the owner does."""
 
     async def acquire(self) -> PoolGranted:
-        """The pool under a new epoch, past the CPU fence."""
+        """Take the pool under a new epoch, past the CPU fence."""
         self.epoch = next_epoch(self.client.last_epoch, time.time_ns() // 1_000_000)
         granted = await self.pool.acquire(self.epoch, self.geometry, WAIT_MS)
         self.mark("cpu_fence")
@@ -166,7 +164,7 @@ class DirectEngine(Engine):
         self._taken: list[tuple[int, int]] = []
 
     def _try(self) -> dict[str, Any]:
-        """Take the memory at once, as who trusts the lock alone would."""
+        """Take the memory at once, as an engine that trusts the lock alone would."""
         try:
             self._taken = self.lane.take(self.settings.direct_bytes)
         except OutOfMemory as error:

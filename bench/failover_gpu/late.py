@@ -17,13 +17,13 @@ import numpy as np
 
 from bench.failover_gpu.engine import FENCE_S, Settings, say
 from bench.failover_gpu.pool import VaultEngine, geometry_of
-from bench.gpu.lane import THIN, HostLane, Piece, open_lane
 from holdfast.kv.adopt import QUARANTINED
 from holdfast.kv.pool import NoRoom
 from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.spec.names import is_host
+from tests.rigs.gpu.lane import THIN, HostLane, Piece, open_lane
 
 # A stream of the driver holds about a thousand launches; one more waits for room, and then we would not be ahead.
 OPS_MAX = 900

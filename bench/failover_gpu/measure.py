@@ -1,6 +1,7 @@
 """What a kill costs on a GPU, and what the fences are for: `python -m bench.failover_gpu.measure`.
 
-Parts: `direct` (memory of the engine's own: it can be had past the GPU fence; who trusts the lock alone is refused),
+Parts: `direct` (memory of the engine's own: it can be had past the GPU fence; an engine that trusts the lock alone is
+refused),
 `vault` (everything mapped ahead: from the kill to the CPU fence, the first finished kernel, the GPU fence) and `late`
 (planted late writes never reach what an heir believes). Real processes, real SIGKILL, real vaults. Each part is written
 down as soon as it is done. On host-0 the same processes run without a GPU, to try the bench itself.
@@ -17,14 +18,14 @@ from pathlib import Path
 
 from bench.failover_gpu.chain import Chain
 from bench.failover_gpu.engine import Settings
-from bench.gpu.smi import gpu_uuid, machine
-from bench.prove import Row, about_run, run_rows
+from bench.prove import Row, about_run, machine_of, run_rows
 from holdfast.spec.names import is_host
+from tests.rigs.gpu.smi import gpu_uuid
 
 GIB, MIB = 1024**3, 1024**2
 FIGURES = ("lock", "owner_gone", "cpu_fence", "adopted", "first_kernel", "gpu_fence", "room", "allocated")
 FIGURES_SHOWN = ("kills", "woke", "failed", *(f"{name}_ms_{of}" for name in FIGURES for of in ("p50", "max")))
-# Who tries at once hears the vault only afterwards.
+# An engine that tries at once hears the vault only afterwards.
 UNFENCED_FIGURES = ("lock", "refused", "allocated", "gpu_fence")
 # All that may be asked of the driver between the kill and the first finished kernel.
 KERNEL_ONLY = ["cuLaunchKernel", "cuCtxSynchronize"]
@@ -77,7 +78,7 @@ def tell(text: str) -> None:
 
 
 def figures(rows: list[Row], names: Sequence[str]) -> Row:
-    """p50 and max of every time from the kill on, in milliseconds."""
+    """Return p50 and max of every time from the kill on, in milliseconds."""
     shown: Row = {}
     for name in names:
         took = [row[f"{name}_ms"] for row in rows if f"{name}_ms" in row]
@@ -96,7 +97,7 @@ def kills(settings: Settings, count: int, how: str = "", names: Sequence[str] = 
 
 
 def run_direct(bench: GpuBench, *, fenced: bool) -> Row:
-    """Direct memory, with the GPU fence or without."""
+    """Measure direct memory, with the GPU fence or without."""
     count = bench.fenced_kills if fenced else bench.unfenced_kills
     names = FIGURES if fenced else UNFENCED_FIGURES
     good, found = kills(bench.direct(), count, "fenced" if fenced else "unfenced", names)
@@ -165,7 +166,7 @@ def main(argv: list[str]) -> int:
     }
     rows = {name: part for name, part in parts.items() if name in (asked.parts or parts)}
     words = ["python -m bench.failover_gpu.measure", *argv]
-    return 0 if run_rows(rows, asked.out, about_run(" ".join(words), machine(device)), FIGURES_SHOWN, {}) else 1
+    return 0 if run_rows(rows, asked.out, about_run(" ".join(words), machine_of(device)), FIGURES_SHOWN, {}) else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """An engine whose weights and KV pool are the vault's: mapped writable ahead of time, woken with one kernel.
 
-A whole block is filled from its key, so whoever adopts it can tell every wrong word. Always true: from the kill to the
+A whole block is filled from its key, so that every wrong word is seen after adoption. Always true: from the kill to the
 first finished kernel only that launch and the wait for it are driver calls; blocks are handed out by the pool alone.
 """
 
@@ -10,15 +10,14 @@ from random import Random, SystemRandom
 from typing import Any
 
 from bench.failover_gpu.engine import WAIT_MS, Engine, Settings
-from bench.gpu.lane import Piece
-from holdfast.kv.adopt import Adoption
-from holdfast.kv.follow import Follower
+from holdfast.kv.adopt import Adoption, Follower
 from holdfast.kv.geometry import KEY_BYTES, Geometry
 from holdfast.kv.index import Index, index_bytes
 from holdfast.kv.pool import NoRoom, Pool
 from holdfast.memory.client.weights import RO
 from holdfast.memory.devices import view
-from holdfast.memory.packing import TensorSpec
+from holdfast.memory.layout import TensorSpec
+from tests.rigs.gpu.lane import Piece
 
 BLOCK_TOKENS = 16
 WEIGHTS = "failover-bench"
@@ -107,7 +106,8 @@ class VaultEngine(Engine):
         return facts
 
     async def take_over(self) -> dict[str, Any]:
-        """Adopt, and finish one kernel in memory nobody else may still write; no facts where there was no pool."""
+        """Adopt, and finish one kernel in memory that no other process may still write; no facts where there was no
+        pool."""
         granted = await self.acquire()
         if not granted.adopt:
             await self._make()

@@ -71,7 +71,7 @@ def text(x: float, y: float, said: str, anchor: str, colour: str = INK, bold: bo
 
 
 def at_once(scale: Row) -> list[str]:
-    """CPU seconds of a pass over everything, against replicas."""
+    """Draw CPU seconds of a pass over everything, against replicas."""
     panel = Panel(LEFT, lambda replicas: replicas / 10_000, lambda seconds: seconds / 1.1)
     rows = scale["by_replicas"]
     placing, resting = ([(row["replicas"], row[name]) for row in rows] for name in ("place_all_s", "at_rest_s"))

@@ -1,4 +1,4 @@
-"""A fleet of 10,000 replicas of 1,000 models on 2,000 nodes, in data alone: what a planning pass costs, in CPU time.
+"""Measures what a planning pass costs, in CPU time: 10,000 replicas of 1,000 models on 2,000 nodes, in data alone.
 
 All at once: from nothing, when every replica has to be placed; and at rest, as a controller does that has just started;
 of smaller fleets, too, with as many replicas to a node. Then change by change, by a planner that is kept up: replicas

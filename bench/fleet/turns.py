@@ -1,6 +1,6 @@
 """Three models on memory for one and a half of them, asked at random for an hour of the world's time: they take turns.
 
-Whoever comes late waits for the others' turns to end. With hysteresis a turn has its length; with hardly any a model
+A late request waits for the others' turns to end. With hysteresis a turn has its length; with hardly any a model
 is evicted for whichever is asked next: waits are shorter as long as copies are quick, and there are many more of them.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 import random
 from collections import deque
 
-from bench.fleet.agent import Machine
-from bench.fleet.world import World
 from bench.prove import Row
 from holdfast.fleet.desired import HYSTERESIS, Hysteresis, Model
 from holdfast.fleet.room import HOST
 from holdfast.health.records import Demand
+from tests.rigs.worlds.fleet import World
+from tests.rigs.worlds.fleet_node import Machine
 
 SECONDS = 3_600
 EVERY_S = 5.0  # between two requests for a model, in the mean
@@ -34,7 +34,7 @@ class Hour:
         self.asked = 0
 
     def run(self) -> None:
-        for second in range(SECONDS + 600):  # who came at last is answered, too
+        for second in range(SECONDS + 600):  # the last requests are answered, too
             self.world.now_s += 1.0
             for key, line in self.lines.items():
                 if second < SECONDS and self.rng.random() < 1 / EVERY_S:

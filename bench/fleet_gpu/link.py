@@ -10,7 +10,7 @@ TIMES = 5
 
 
 def gb_per_s() -> float:
-    """The best of several, to the device."""
+    """Return the best of several copies to the device."""
     import torch
 
     pinned = torch.empty(SIZE, dtype=torch.uint8, pin_memory=True)

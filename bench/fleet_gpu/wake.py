@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from bench.gpu.smi import DeviceMemory, device_memory, gpu_uuid
 from bench.prove import Row, tell
-from holdfast.memory.client.levels import Standing, standing
+from holdfast.memory.client.calls import VaultStatus, vault_status
 from holdfast.spec.names import is_host
 from holdfast.testing.answers import Answer, difference
 from holdfast.testing.clients import ask, read_answer
-from holdfast.testing.fleet import FleetPlace
 from holdfast.testing.load import Asking
 from holdfast.testing.waiting import in_thread, until
+from tests.rigs.fleet.fleet_place import FleetPlace
+from tests.rigs.gpu.smi import DeviceMemory, device_memory, gpu_uuid
 
 LARGE, OTHER = "large", "other"
 GIB = 2**30
@@ -60,7 +60,6 @@ class WakeBench:
         return (*engine, *threads, "--memory-gib", f"{memory_gib:g}", "--max", "1")
 
     def body(self, number: int) -> tuple[str, Row]:
-        """Of the other's clients."""
         return _asked(OTHER, number, 1000)
 
 
@@ -83,7 +82,7 @@ class _Run:
         return seen.used_mib
 
     async def once(self) -> None:
-        """To host memory and back."""
+        """Move it to host memory and back."""
         hot_mib = await self.used_mib()
         warm = await self._goes()
         await asyncio.sleep(CALM_S)
@@ -104,16 +103,16 @@ class _Run:
             }
         )
 
-    async def _goes(self) -> Standing:
+    async def _goes(self) -> VaultStatus:
         """Left alone, it does: what its vault says then."""
         (launch,) = (self.fleet.folder / "run").glob(f"*-{LARGE}-*-vault.launch")
         path = json.loads(launch.read_bytes())["socket_path"]
         begin_s = 0.0
-        said: Standing | None = None
+        said: VaultStatus | None = None
 
         async def gone() -> bool:
             nonlocal said, begin_s
-            said = await standing(path)
+            said = await vault_status(path)
             if said.weights == "DEMOTING":
                 begin_s = begin_s or time.perf_counter()
             return said.weights == "WARM"
@@ -151,7 +150,7 @@ async def _run(bench: WakeBench, fleet: FleetPlace, gpu: str) -> Row:
     came_s, answers = list[float](), list[Answer]()
     for model in (OTHER, LARGE, LARGE):
         # With others in its batch a GPU rounds otherwise: what it is compared with is asked when control has asked its
-        # questions of those who are new, alone, as each wake's first request is.
+        # questions of the new ones, alone, as each wake's first request is.
         await asyncio.sleep(ASKED_S if len(answers) == 2 else 0)
         async with asyncio.timeout(START_S):
             received = await ask(fleet.port, *_asked(model, 7, TOKENS))

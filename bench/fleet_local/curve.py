@@ -1,16 +1,16 @@
 """One model that its traffic scales, under a load that grows, falls and ends: how many replicas there are, how many are
-wanted, and how long who came then waited. Its times are shorter than the defaults, its rules are the same."""
+wanted, and how long requests waited. Its times are shorter than the defaults, its rules are the same."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 
-from bench.fleet_local.clients import END_S, Crowd
-from bench.fleet_local.watch import Watch
 from bench.prove import Row, tell
-from holdfast.testing.fleet import FleetPlace
 from holdfast.testing.waiting import until
+from tests.rigs.fleet.clients import END_S, Crowd
+from tests.rigs.fleet.fleet_place import FleetPlace
+from tests.rigs.fleet.watch import Watch
 
 GIB, KEY, NUMBERS, MOST = 0.5, "chat", 20, 4
 TOKENS = 50  # two seconds, and four blocks of KV

@@ -1,5 +1,5 @@
 """`python -m bench.fleet_local.plot` draws docs/fleet-local.svg from bench/results/fleet-local.json: a load that grows,
-falls and ends, the replicas that its traffic brought, and how long who came then waited. `make prove-fleet-local` does
+falls and ends, the replicas that its traffic brought, and how long requests waited. `make prove-fleet-local` does
 so after it has measured.
 """
 

@@ -1,16 +1,17 @@
-"""One model scaled 1, 4, 1, 0, 1 while clients ask: nobody is lost, who asks while there is none is held; and of four
-that come at once the first that is ready answers, while the others are on their way."""
+"""One model is scaled 1, 4, 1, 0, 1 while clients ask: no request is lost, and requests are held while there is none.
+Of four that come at once the first that is ready answers, while the others are on their way.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 
-from bench.fleet_local.clients import END_S, Asked, Crowd
-from bench.fleet_local.watch import Watch
 from bench.prove import Row
-from holdfast.testing.fleet import FleetPlace
 from holdfast.testing.waiting import in_thread, until
+from tests.rigs.fleet.clients import END_S, Asked, Crowd
+from tests.rigs.fleet.fleet_place import FleetPlace
+from tests.rigs.fleet.watch import Watch
 
 GIB, KEY = 0.5, "chat"
 SIM = ("--engine", "sim", "--vault-gib", "0.1", "--sim-ttft-ms", "5", "--sim-tpot-ms", "5", "--standbys", "0")

@@ -12,20 +12,20 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
-from bench.fleet_local.clients import END_S, Crowd
-from bench.fleet_local.watch import Watch
 from bench.prove import Row, tell
 from holdfast.fleet.desired import HYSTERESIS
-from holdfast.testing.fleet import FIRST, FleetPlace
 from holdfast.testing.processes import vault_processes
 from holdfast.testing.waiting import in_thread
+from tests.rigs.fleet.clients import END_S, Crowd
+from tests.rigs.fleet.fleet_place import FIRST, FleetPlace
+from tests.rigs.fleet.watch import Watch
 
 EACH_GIB, GIB = 0.2, 0.3
 SIM = ("--engine", "sim", "--vault-gib", "0.18", "--sim-ttft-ms", "5", "--sim-tpot-ms", "5")
 TORCH = ("--engine", "torch", "--model", "tiny", "--kv-gib", "0.15", "--exact", "--torch-threads", "1")
 MODELS = {"ant": SIM, "bee": (*SIM, "--sim-revision", "2"), "cat": TORCH}
 NUMBERS = 12  # requests of each model that differ
-ASK_EVERY_S = 0.5  # on average: more than half of a turn's requests come for somebody who is not there
+ASK_EVERY_S = 0.5  # on average: more than half of a turn's requests come for a model that is not there
 KILLS = ("engine", "engine", "engine", "vault", "keeper", "vault and keeper", "replica")
 KILL_EVERY_S = (4.0, 12.0)
 
@@ -68,13 +68,13 @@ def _row(crowd: Crowd, watch: Watch, took_s: float) -> Row:
         "swaps": watch.swaps,
         "swaps_allowed": allowed,
         "resident_s": HYSTERESIS.resident_s,
-        "residences_s": residences_s,  # of those who gave way
+        "residences_s": residences_s,  # of those that gave way
         "vault_samples": watch.memory.samples,
         "most_mib": {device: round(size / 2**20, 1) for device, size in watch.memory.most.items()},
         "device_mib": round(GIB * 1024, 1),
         "over": len(over),
         "first_over": over[:3],
-        "bound": "none lost or wrong, no device over, and nobody gives way before its time",
+        "bound": "none lost or wrong, no device over, and no model gives way before its time",
         "met": good and watch.swaps <= allowed and all(one >= HYSTERESIS.resident_s - 1.0 for one in residences_s),
     }
 
@@ -83,7 +83,7 @@ def _row(crowd: Crowd, watch: Watch, took_s: float) -> Row:
 
 
 def _kill(fleet: FleetPlace, kind: str, rng: random.Random) -> bool:
-    """Whether there was somebody to kill."""
+    """Return True if there was a process to kill."""
     processes = fleet.processes_of(FIRST)
     engines = [one["pid"] for one in processes.values() if one["role"] == "worker"]
     sockets = fleet.vault_sockets(FIRST)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.harm.watch import Ended
+from holdfast.spec.waits import HoldSettings
 
-HOLD_S = 30.0  # `--hold-s`: how long streams wait for a worker
+HOLD_S = HoldSettings().hold_s
 HOLD_GRACE_S = 5.0  # on a machine that is busy
 # A probe is asked every half second, takes some steps, and ends a moment later than the service is back.
 PROBE_GRACE_S = 3.0
@@ -56,7 +57,7 @@ def _unfit(ended: Sequence[Ended]) -> list[str]:
 
 
 def row_of(what: str, case: str, seen: Seen) -> dict[str, Any]:
-    """One cell's figures, for the results file."""
+    """Return one cell's figures, for the results file."""
     ended = seen.ended
     not_met = missed(case, seen)
     return {

@@ -17,10 +17,10 @@ from typing import Any, Protocol
 from bench.harm.watch import TPOT_MS
 from bench.rollouts.shapes import Shape
 from holdfast.testing.deployment import Deployment
-from holdfast.testing.fleet import FIRST, FleetPlace
 from holdfast.testing.place import Place, fetch, get_json
 from holdfast.testing.processes import vault_processes
 from holdfast.testing.supervised import Supervised
+from tests.rigs.fleet.fleet_place import FIRST, FleetPlace
 
 # The interval decides how soon a wrong answer is found, and nothing else; every threshold is the default.
 JUDGING: dict[str, Any] = {"canary_interval_s": 2.0, "canary_share": 1.0}
@@ -76,7 +76,7 @@ class _Judged(Place):
 
 
 class Pairs(_Judged, Supervised):
-    """Workers of an active engine and a standby each, under a supervisor."""
+    """Runs workers of an active engine and a standby each, under a supervisor."""
 
     def __init__(self, workers: int, *more: str, levels: dict[str, Any] | None = None) -> None:
         pace = ("--sim-ttft-ms", f"{PACE['ttft_ms']:g}", "--sim-tpot-ms", f"{PACE['tpot_ms']:g}")
@@ -147,7 +147,7 @@ class OnGpus(_Judged, Deployment):
 
 
 class Fleet(FleetPlace):
-    """A fleet of one node, with replicas of one model."""
+    """Runs a fleet of one node, with replicas of one model."""
 
     served = "ant"
 
@@ -178,7 +178,7 @@ class Fleet(FleetPlace):
             os.kill(pid, signal.SIGCONT)
 
     def kill_replica(self) -> None:
-        """The engines and the vault of one replica."""
+        """Kill the engines and the vault of one replica."""
         socket = self.vault_sockets(FIRST)[0]
         device = socket.rpartition("gms_")[2].removesuffix(".sock")
         engines = [one["pid"] for one in self.processes_of(FIRST).values() if one["role"] == "worker"]
@@ -213,7 +213,7 @@ class Rolled(Place):
         return verdicts_of(get_json(record["status"], "/health")) if record.get("status") else []
 
     def update(self, *args: str) -> str:
-        """Another set of workers, with these arguments; what became of it."""
+        """Apply another set of workers, with these arguments, and return what became of it."""
         shape = Shape(workers=self._shape.workers, image="holdfast:1.1", args=args)
         said = self.run("apply", "-f", self._file(shape), "--wait", "--timeout", "90s")
         return f"status {said.returncode}: {(said.stdout + said.stderr)[-300:]}"

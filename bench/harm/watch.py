@@ -62,8 +62,6 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One short request."""
-
     began_s: float
     ended_s: float
     failed: str = ""

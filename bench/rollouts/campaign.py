@@ -24,7 +24,7 @@ Tell = Callable[[str], None]
 def run(
     scenario: Scenario, tell: Tell, *, seed: int = 1, hits_max: int = HITS_MAX, steps: Collection[int] | None = None
 ) -> dict[str, Any]:
-    """`steps`: those that are hit, and nothing else is done; none: all of them, after a change that nobody disturbs."""
+    """`steps`: those that are hit, and nothing else is done; none: all of them, after an undisturbed change."""
     return asyncio.run(_run(scenario, tell, seed, hits_max, steps))
 
 
@@ -62,7 +62,7 @@ async def _play(scenario: Scenario, tell: Tell, hits: Sequence[Hit | None], seed
 def hits_of(
     scenario: Scenario, count: int, seed: int, hits_max: int, steps: Collection[int] | None = None
 ) -> list[Hit]:
-    """One for each step; whom, in turn, from a random beginning."""
+    """Return one for each step, with victims in turn from a random beginning."""
     rng = random.Random(f"{seed} {scenario.name}")
     victims = list(Victim)
     rng.shuffle(victims)

@@ -39,7 +39,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the clients saw."""
+    """Counts what the clients saw."""
 
     answers: int
     lost: list[str]
@@ -49,7 +49,7 @@ class Found:
     cut: int  # whose frontend was killed under them
     pause_s: float = 0.0  # the longest between two tokens of an answer
     wait_s: float = 0.0  # the longest for a first one
-    silence_s: float = 0.0  # the longest in which nobody had one
+    silence_s: float = 0.0  # the longest in which no client had one
 
     def as_dict(self) -> dict[str, object]:
         shown: dict[str, object] = {"answers": self.answers, "lost": len(self.lost), "wrong": len(self.wrong)}
@@ -168,7 +168,7 @@ def judge(
 
 
 def _waits_s(asked: Sequence[Asked]) -> tuple[float, float, float]:
-    """The longest pause in an answer, before one, and of all together."""
+    """Return the longest pause in an answer, before one, and of all together."""
     began = [(one.began_s, one.answer.token_times_s) for one in asked if one.answer.token_times_s]
     pauses_s = [gap_s for one in asked for gap_s in one.answer.gaps_s]
     all_s = sorted(at_s for _, times_s in began for at_s in times_s)

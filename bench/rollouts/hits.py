@@ -24,7 +24,7 @@ BACK_S = 60.0
 
 
 class Victim(StrEnum):
-    """Who is killed."""
+    """Names what is killed."""
 
     OLD = "old worker"
     NEW = "new worker"
@@ -58,7 +58,7 @@ class Hitting:
     shape: Shape  # that a supervisor which is killed is followed by one for
     hit: Hit | None = None
     steps: int = 0
-    done: str = ""  # who was killed
+    done: str = ""  # what was killed
     cuts: list[tuple[float, float]] = field(default_factory=list)  # from the kill of a frontend until it is back
     _last: tuple[object, ...] = ()
 
@@ -91,7 +91,7 @@ class Hitting:
             await self._frontend_back(record)
 
     async def _frontend_back(self, dead: Record) -> None:
-        """Its streams end with it; whoever asks meanwhile may find nobody. One is back when it knows all workers."""
+        """Its streams end with it, and new requests may be refused meanwhile. One is back when it knows all workers."""
         began_s = time.monotonic()
 
         async def back() -> bool:

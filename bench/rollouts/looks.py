@@ -18,7 +18,7 @@ import msgspec
 
 from bench.rollouts.shapes import FRONTEND, NAME
 from bench.rollouts.site import Site
-from holdfast.health.records import Report
+from holdfast.health.records import ReportRecord
 from holdfast.supervise.replicas import whose
 
 LOOK_S = 0.1
@@ -29,8 +29,6 @@ _PARTS = re.compile(r"-engine-\d+$")
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One moment."""
-
     at_s: float
     serving: dict[str, int]  # by service
     there: dict[str, int]  # replicas with a process, by service
@@ -55,7 +53,7 @@ class Looks:
     _tried: dict[tuple[str, str], int] = field(default_factory=dict)  # attempts, by frontend and instance
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Look until cancelled."""
         while True:
             began_s = time.monotonic()
             pages = await self.site.frontends()
@@ -84,7 +82,7 @@ class Looks:
             if len(page["models"]) > len(self.models):
                 self.models = set(page["models"])
         for value in self.site.reports.values.values():
-            report = msgspec.json.decode(value, type=Report)
+            report = msgspec.json.decode(value, type=ReportRecord)
             for instance, seen in report.workers.items():
                 tried = seen.succeeded + sum(seen.failed.values()) + seen.open
                 key = (report.name, instance)

@@ -1,4 +1,4 @@
-"""A scenario played on its site: changed to and fro under load, watched, and hit."""
+"""A scenario is played on its site: changed to and fro under load, watched, and hit."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Play:
         floor, most = _sizes(min, old, new, services), _sizes(max, old, new, services)
         memories = [memory for _, memory in site.memories[since:]]
         return Change(
-            hit=f"{hit}: {hitting.done or 'nobody was there'}" if hit is not None else "",
+            hit=f"{hit}: {hitting.done or 'nothing was there'}" if hit is not None else "",
             victim=hit.victim if hit is not None and hitting.done else None,
             killed=hitting.done,
             found=judge(self.clients.asked, list(self._known.values()), hitting.cuts, self._differs),
@@ -151,7 +151,7 @@ def across(memories: list[Memory]) -> list[str]:
 
 
 def new_sets(memories: list[Memory], number: int) -> set[str]:
-    """What the revision of that number brought."""
+    """Return the sets that the revision of that number brought."""
     for memory in memories:
         if memory.target.number == number:
             old = memory.stable.sets.values() if memory.stable is not None else ()

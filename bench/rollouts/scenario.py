@@ -18,7 +18,7 @@ UNDO_S = 60.0  # beyond its deadline: to see it, to go back, and to watch what i
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """From one shape to another, and back."""
+    """Goes from one shape to another, and back."""
 
     name: str
     after: Shape
@@ -29,7 +29,7 @@ class Scenario:
     tokens: int = 250  # of most answers: 5 s, which is longer than a step of a rollout takes
     long_tokens: int = 500  # of the others
     exact: bool = True  # its engines compute alike in every batch
-    in_place: bool = False  # there is memory for one only: nobody serves meanwhile, and streams that wait change sets
+    in_place: bool = False  # there is memory for one only: no set serves meanwhile, and streams that wait change sets
     gpus: tuple[tuple[str, int], ...] = ()  # devices, and bytes of each
 
 
@@ -37,8 +37,8 @@ class Scenario:
 class Change:
     """What was found of one change."""
 
-    hit: str = ""  # at which step, and who was killed
-    victim: Victim | None = None  # if somebody was
+    hit: str = ""  # at which step, and what was killed
+    victim: Victim | None = None  # if one was
     killed: str = ""  # by name
     found: Found
     took_s: float
@@ -95,7 +95,7 @@ def _missed_by_answers(change: Change, scenario: Scenario) -> list[str]:
 
 
 def _missed_by_numbers(change: Change, scenario: Scenario) -> list[str]:
-    """One who is killed is missing, until it is back, or swapped in place: the rollout answers for the others."""
+    """One that is killed is missing, until it is back, or swapped in place: the rollout answers for the others."""
     missed = []
     for service, floor in change.floor.items():
         workers = change.victim in (Victim.OLD, Victim.NEW)

@@ -1,7 +1,7 @@
 """A machine on which one manifest is kept by a supervisor that may be killed, and what is done to it from outside.
 
-Always true: nothing here is told by the supervisor itself: who runs is read from records on disk and from frontends'
-own pages, what is decided from the store.
+Always true: nothing here is told by the supervisor itself: which processes run is read from records on disk and from
+frontends' own pages, what is decided from the store.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from holdfast.wire.net import SocketNetwork
 
 KEEPER = "keeper"
 WAIT_S = 240.0  # for a rollout, its drains and its watch on a machine that others use too
-PAGE_S = 5.0  # silence that is no starvation: who answers later than that does not serve
+PAGE_S = 5.0  # silence that is no starvation: a frontend that answers later than that does not serve
 
 
 class Site(Place):
@@ -53,7 +53,7 @@ class Site(Place):
     store: Store
 
     def __init__(self, gpus: Sequence[tuple[str, int]] = ()) -> None:
-        """`gpus`: devices, and bytes of each."""
+        """`gpus` are devices, and bytes of each."""
         super().__init__()
         self._gpus = tuple(zip(*gpus, strict=True)) or ((), ())
         self.memory = machine.NOTHING
@@ -102,7 +102,7 @@ class Site(Place):
 
     @contextlib.asynccontextmanager
     async def kept(self, shape: Shape) -> AsyncIterator[None]:
-        """With a supervisor, and the store at hand."""
+        """Run a supervisor, with the store at hand."""
         self.keep(shape)
         socket = self.folder / "run" / "store.sock"
         await until(lambda: socket.exists() or not self.is_kept, "the store", WAIT_S)
@@ -132,8 +132,8 @@ class Site(Place):
         text = shape.manifest()
         manifest = check(text.encode()).manifest
         assert manifest is not None, check(text.encode()).problems
-        anew = self.memory.undone if self.memory.phase is Phase.STEADY else 0
-        change = applied(text, revision_of(manifest, 1).digest, time.time(), anew=anew)
+        undone = self.memory.undone if self.memory.phase is Phase.STEADY else 0
+        change = applied(text, revision_of(manifest, 1).digest, time.time(), anew=undone)
         return (await ask(self.store, NAME, change)).revision
 
     async def settled(self, number: int, shape: Shape) -> None:
@@ -146,7 +146,7 @@ class Site(Place):
         except TimeoutError as error:
             raise TimeoutError(f"{error}: {self.memory.phase}, {self.said()[-12:]}") from None
 
-    # -- who is there
+    # -- which are there
 
     def records_alive(self, role: str) -> list[Record]:
         return [record for record in read_records(self.folder) if record.role == role and record.alive]

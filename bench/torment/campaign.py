@@ -35,11 +35,11 @@ from bench.torment.faults import (
 )
 from bench.torment.load import ANSWER_S, Clients, Seen, learn, scripts
 from holdfast.failover.journal import two_leaders
-from holdfast.testing import disks
 from holdfast.testing.load import spread
 from holdfast.testing.processes import processes_in, state_of
 from holdfast.testing.supervised import Supervised
 from holdfast.testing.waiting import wait_until
+from tests.rigs import small_disks
 
 # Redundancy needs a new engine: torch is imported and the model mapped, on two cores that are busy with all the rest.
 WHOLE_S = 90.0
@@ -84,7 +84,7 @@ class _Run:
 def run(tell: Callable[[str], None], torment: Torment = Torment()) -> dict[str, Any]:  # noqa: B008 (it is frozen)
     """Everything; the result is flat, for a results file. State directories are kept where something went wrong."""
     folder = Path(tempfile.mkdtemp(prefix="hf-", dir="/tmp"))
-    no_disk = disks.mount(folder, DISK_BYTES)  # it takes the right to mount a filesystem
+    no_disk = small_disks.mount(folder, DISK_BYTES)  # it takes the right to mount a filesystem
     result: dict[str, Any] = {"met": False}
     options = (*OPTIONS[torment.engine], "--workers", str(torment.workers))
     try:
@@ -99,7 +99,7 @@ def run(tell: Callable[[str], None], torment: Torment = Torment()) -> dict[str, 
         result |= {"left_behind": left, "met": result["met"] and not left}
     finally:
         if not no_disk:
-            disks.unmount(folder)
+            small_disks.unmount(folder)
         shutil.rmtree(folder, ignore_errors=True)
     return result
 

@@ -1,4 +1,4 @@
-"""The faults of `make prove-torment`, and what of a deployment each one hits.
+"""Defines the faults of `make prove-torment`, and what of a deployment each one hits.
 
 Signals go to the processes of one worker, or to the store; `full disk` fills the disk under all of them. The faults on
 command (`SAID`) leave every answer right: requests fail, connections break, and known questions are answered wrongly.
@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.testing import disks
 from holdfast.testing.processes import processes_in
 from holdfast.testing.supervised import Supervised
+from tests.rigs import small_disks
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 FULL_DISK_S = 20.0
@@ -157,10 +157,10 @@ def _under_full_disk(up: Supervised, number: int) -> set[int]:
     gone: set[int] = set()
     try:
         while (left_s := until_s - time.monotonic()) > 0:
-            disks.fill(up.folder)
+            small_disks.fill(up.folder)
             if left_s < FULL_DISK_S * 0.75 and not gone:
                 gone = hit(up, Fault((ACTIVE,)), number)
             time.sleep(min(0.5, left_s))
     finally:
-        disks.make_room(up.folder)
+        small_disks.make_room(up.folder)
     return gone

@@ -1,6 +1,6 @@
 """What a vault and its keeper have: their processes, descriptors and the memory they keep, read from /proc.
 
-Always true: counted only with nobody connected, so that two counts can be compared.
+Always true: counted only with no client connected, so that two counts can be compared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.testing.waiting import until, wait_until
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """With nobody connected."""
+    """Counts what there is while no client is connected."""
 
     processes: int
     vault_fds: int  # slabs not counted
@@ -57,7 +57,7 @@ def census(path: str, within_s: float) -> Census:
 
 
 async def _slabs_at_rest(path: str, within_s: float) -> int:
-    """How many slabs the committed weights and the pool have, asked when nobody else is connected."""
+    """Return how many slabs the committed weights and the pool have, asked when no other client is connected."""
     client = MemoryClient(path, open_device("host-0"), 0)
     await client.connect()
 

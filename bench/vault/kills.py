@@ -1,8 +1,8 @@
-"""SIGKILL at random instants, under load: of writers, readers, owners, the vault, its keeper, and both together.
+"""Sends SIGKILL at random instants, under load: to writers, readers, owners, the vault, its keeper, and both together.
 
 After each kill: the committed bytes are importable and intact, everyone else goes on, and what `vault_watch` promises
 holds. Before and after all of them the vault's and the keeper's descriptors, their processes and the memory they keep
-are counted, with nobody connected. The seed decides victims and instants; the machine decides the rest.
+are counted, with no client connected. The seed decides victims and instants; the machine decides the rest.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from bench.vault.census import Census, census
 from bench.vault.watch import NOTICE_S, Watch
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
-from holdfast.testing.children import Child, ChildFailed
 from holdfast.testing.processes import kill_together, vault_pair, vault_processes
 from holdfast.testing.waiting import wait_until
+from tests.rigs.children import Child, ChildFailed
 
 CATEGORIES = ("writer", "reader", "owner", "vault", "keeper", "both")
 ACTORS = ("writer-0", "reader-0", "reader-1", "owner-0", "owner-1")
 CHECKER = "checker-9"  # asked after each kill, never killed
-# Longer than the keeper's longest back-off and every wait in the load; who has done nothing by then is stuck.
+# Longer than the keeper's longest back-off and every wait in the load; one that has done nothing by then is stuck.
 RECOVER_S = 40.0
 # A round of any actor is shorter, so that the next kill falls anywhere in it.
 INSTANT_S_MAX = 0.15
@@ -39,7 +39,7 @@ Told = Callable[[str], None]
 
 
 class Campaign:
-    """A vault, the load on it, the one who kills, and what was seen."""
+    """Holds a vault, the load on it, the kills, and what was seen."""
 
     def __init__(self, seed: int, told: Told = lambda text: None) -> None:
         self.seed = seed
@@ -117,7 +117,7 @@ class Campaign:
         return census(self._path, RECOVER_S)
 
     def _listen(self) -> None:
-        """Hear everyone out. What is said up to `until_s` by whoever was heard before is complete: a line that follows
+        """Read what every process said. What was said before `until_s` is complete: a line that follows
         from another process's line is never judged before it."""
         for name, actor in self._actors.items():
             self._later += [(name, said) for said in actor.drain()]
@@ -129,7 +129,7 @@ class Campaign:
         self._later = self._later[len(ripe) :]
         with (self._folder / "said.jsonl").open("a") as story:  # kept if something was wrong
             for name, said in ripe:
-                story.write(json.dumps({"who": name, **said}) + "\n")
+                story.write(json.dumps({"actor": name, **said}) + "\n")
                 self.watch.take(name, said)
 
     # -- kills
@@ -167,7 +167,7 @@ class Campaign:
         if category == "both":
             self._listen()
             self.watch.total_loss(time.monotonic())
-            # Started again as whoever runs them would: once both are over.
+            # Started again as a supervisor would: once both are over.
             wait_until(self._vault.ensure, "the end of a vault and keeper that were killed", RECOVER_S)
 
     def _importable(self, category: str) -> None:
@@ -192,8 +192,8 @@ class Campaign:
 
         self._wait(well, what, lambda: str(silent()))
 
-    def _wait(self, well: Callable[[], bool], what: str, who: Callable[[], str]) -> None:
-        """TimeoutError if somebody is stuck."""
+    def _wait(self, well: Callable[[], bool], what: str, logs: Callable[[], str]) -> None:
+        """Raise TimeoutError if a process is stuck."""
 
         def ended() -> str:
             over = [name for name, actor in self._actors.items() if actor.process.poll() is not None]
@@ -203,4 +203,4 @@ class Campaign:
             self._listen()
             return well()
 
-        wait_until(heard, f"{what} to be over", RECOVER_S, every_s=POLL_S, ended=ended, logs=who)
+        wait_until(heard, f"{what} to be over", RECOVER_S, every_s=POLL_S, ended=ended, logs=logs)

@@ -2,7 +2,7 @@
 
 `python -m bench.vault JSON` plays one role until it is killed: one JSON object per line on stdout, each
 with the time it was said. The bytes of a tensor follow from the weights' identity, those of a KV page from its key; so
-whoever maps them knows whether what it sees was ever complete.
+a process that maps them knows whether what it sees was ever complete.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import sys
 import time
 from typing import Any
 
+from holdfast.memory.client.calls import StaleMemoryLayoutError, VaultRefused
 from holdfast.memory.client.weights import EMPTY, RO, RW, MemoryClient
 from holdfast.memory.devices import open_device
-from holdfast.memory.errors import StaleMemoryLayoutError, VaultRefused
-from holdfast.memory.packing import TensorSpec
+from holdfast.memory.layout import TensorSpec
 from holdfast.testing.waiting import until
 
 SLAB_BYTES = 2 * 1024 * 1024

@@ -1,9 +1,9 @@
 """What the load said, judged: the promises of a vault as a pure function of the processes' own words.
 
-Always true of a vault that keeps its promises: nobody sees weights that were not offered for commit; nobody who asks
-after a commit was acknowledged sees older ones; whoever takes a pool over finds every page that was published and not
-withdrawn. After a loss of vault and keeper together, engines give back what they have mapped: weights stay importable,
-though perhaps not the newest.
+Always true of a vault that keeps its promises: no reader sees weights that were not offered for commit; none that
+asks after a commit was acknowledged sees older ones; an owner that takes a pool over finds every page that was
+published and not withdrawn. After a loss of vault and keeper together, engines give back what they have mapped: weights
+stay importable, though perhaps not the newest.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Watch:
     heard_s: dict[str, float] = field(default_factory=dict)  # actor -> its last act that needs a vault and went well
     imported: tuple[str, str] = ("", "")  # the checker's last answer: what it was asked, which weights it got
     owner: str = ""  # the actor that owns the pool now
-    _pool_may_be_fresh: bool = True  # nobody has made it, or vault and keeper were killed and nobody owned it
-    _leaving: bool = False  # the owner steps back: whether it would still give the pool back nobody can say
+    _pool_may_be_fresh: bool = True  # none was made, or vault and keeper were killed and none owned it
+    _leaving: bool = False  # the owner steps back: it may or may not give the pool back
     _given_back: bool = True  # after such a loss: the owner has gone on, so the vault has its pool again
-    _lost_s: float = 0.0  # when they were; whoever asked before may have been granted before
+    _lost_s: float = 0.0  # when they were; one that asked before may have been granted before
     _first_commit_s: float = float("inf")
     _offered: dict[str, tuple[int, float]] = field(default_factory=dict)  # identity -> place in the order, when
     _acknowledged: int = -1  # the newest one's place
@@ -46,14 +46,14 @@ class Watch:
         self._lost_s = at_s
 
     def newest(self) -> int:
-        """The place of the newest acknowledged commit: nobody who asks from now on may see an older one."""
+        """Return the place of the newest acknowledged commit: readers that ask from now on may see no older one."""
         return self._acknowledged
 
     def place(self, identity: str) -> int:
         return self._offered.get(identity, (-1, 0.0))[0]
 
     def died(self, actor: str) -> None:
-        """Its successor counts its descriptors anew."""
+        """Its successor counts its descriptors again."""
         self._open_fds.pop(actor, None)
         if self.owner == actor:
             self._leaves()
@@ -83,7 +83,7 @@ class Watch:
             self._leaving = True
             self._leaves()
         elif "handed_over" in said or "pool_lost" in said:
-            # Its successor may have spoken first; one that lost its pool had one until somebody else got a fresh one.
+            # Its successor may have spoken first; one that lost its pool had one until another got a fresh one.
             self.owner = "" if self.owner == actor else self.owner
             self._did(actor, "handed over" if "handed_over" in said else "pool lost", at_s)
         elif "open_fds" in said:
@@ -99,7 +99,7 @@ class Watch:
 
     def _saw(self, actor: str, said: dict[str, Any], at_s: float) -> None:
         if said["saw"] not in self._offered:
-            self._add(actor, f"sees {said['saw']}, which nobody has offered for commit")
+            self._add(actor, f"sees {said['saw']}, which none has offered for commit")
         self._did(actor, "verify", at_s if said["connected"] else 0.0)
 
     def _owns(self, actor: str, said: dict[str, Any]) -> None:
@@ -118,7 +118,7 @@ class Watch:
         self.did["fresh pool" if said["fresh"] else "adopt"] += 1
 
     def _leaves(self) -> None:
-        """The owner ends before it could give back what vault and keeper had lost: then nobody has it."""
+        """The owner ends before it could give back what vault and keeper had lost: then none has it."""
         self._pool_may_be_fresh = self._pool_may_be_fresh or not self._given_back
 
     def _changed(self, actor: str, said: dict[str, Any], at_s: float) -> None:

@@ -22,11 +22,11 @@ from typing import Any
 
 import uvloop
 
+from bench.failover import RECOMPUTED, RESUMED
 from bench.vllm.load import Quitters, VllmLoad
 from bench.vllm.models import BLOCK_BYTES, BLOCK_TOKENS
-from holdfast.bench.failover import RECOMPUTED, RESUMED
 from holdfast.failover.journal import two_leaders
-from holdfast.kv.resumes import within_a_block
+from holdfast.kv.pool import within_a_block
 from holdfast.testing.answers import Answer, difference
 from holdfast.testing.clients import read_answer
 from holdfast.testing.load import Asking, failures, spread
@@ -169,7 +169,7 @@ def soon(row: dict[str, Any]) -> bool:
 
 
 def stalls(ended_s: Sequence[float], answers: Sequence[Answer], right: Sequence[Answer]) -> tuple[float, list[float]]:
-    """The worst calm gap, and each end's stall beyond it."""
+    """Return the worst calm gap, and each end's stall beyond it."""
     gaps = [gap for answer in answers for gap in itertools.pairwise(answer.token_times_s)]
     worst = [0.0] * len(ended_s)
     calm_s = max((max(answer.gaps_s, default=0.0) for answer in right), default=0.0)

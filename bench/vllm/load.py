@@ -65,7 +65,7 @@ class VllmLoad:
         }
 
     def blocks(self) -> int:
-        """Room for twice what all of them and those who leave can hold at once."""
+        """Return room for twice what all of them and the quitters can hold at once."""
         return 2 * (self.streams + Quitters.COUNT) * -(-(LONG_TOKENS + SHARED_TOKENS + self.tokens) // BLOCK_TOKENS)
 
 
@@ -114,6 +114,6 @@ class Quitters:
         return received
 
     def wrong(self, right: list[Answer]) -> list[str]:
-        """Of those who left, what was not the beginning of the right answer."""
+        """Return what quitters read that was not the beginning of the right answer."""
         found = (difference(right[number], read_answer(one), part=True) for number, one in self.left)
         return [why for why in found if why]

@@ -1,4 +1,4 @@
-"""Tiny models of two families that chat: random weights, always the same ones, and the sim's words."""
+"""Makes tiny models of two families that chat: random weights, always the same ones, and the sim's words."""
 
 from __future__ import annotations
 

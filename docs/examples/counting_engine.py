@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from holdfast.core.requests import GenerateRequest, Sampling
-from holdfast.engines import BytesPlan, Canary, Geometry, PagedTenant, SchedulerSettings, StepPlan
+from holdfast.engines import BytesPlan, Canary, Geometry, PagedEngine, SchedulerSettings, StepPlan
 
 VOCABULARY, BLOCK, STRIDE = 1000, 16, 7
 
@@ -27,8 +27,8 @@ def known_answer() -> Canary:
     return Canary(GenerateRequest("canary", prompt, 24, Sampling(8, 0, ignore_eos=True)), tuple(text[24:]))
 
 
-class CountingTenant(PagedTenant):
-    """Made into an engine by `VaultEngine(CountingTenant(), Place(vault_socket))`."""
+class CountingEngine(PagedEngine):
+    """Made into an engine by `VaultEngine(CountingEngine(), Place(vault_socket))`."""
 
     def __init__(self, kv_blocks: int = 512, context_tokens_max: int = 4096, **limits: int) -> None:
         self.plan = BytesPlan(f"counting by {STRIDE}", {"stride": bytes([STRIDE])})

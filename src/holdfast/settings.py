@@ -1,4 +1,4 @@
-"""The only reader of the environment. Everything else is handed its settings."""
+"""Reads the environment. No other module does; they get their settings as arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# The words that Dynamo takes for them.
+# The words that Dynamo accepts.
 YES = dict.fromkeys(("true", "1", "yes", "on"), True)
 NO = dict.fromkeys(("false", "0", "no", "off"), False)
 STARTING = {"ready": True, "notready": False}
@@ -18,50 +18,50 @@ STARTING = {"ready": True, "notready": False}
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What the environment says; command-line options win over it."""
+    """Settings from environment variables; command-line options override them."""
 
     state_dir: Path  # HOLDFAST_STATE_DIR: sockets, logs and records of one deployment; default ~/.holdfast
     deployment: str  # DYN_NAMESPACE: the deployment's name; default "local"
-    api_keys: tuple[str, ...]  # HOLDFAST_API_KEYS: separated by commas or line breaks; none: everyone may ask
-    status_port: int  # DYN_SYSTEM_PORT: a worker's status server; default 0, a free one; -1: none
-    status_host: str  # DYN_SYSTEM_HOST: where it listens; default 127.0.0.1, 0.0.0.0 for probes from elsewhere
-    status_enabled: bool  # DYN_SYSTEM_ENABLED: whether there is one; default true, unless the port is -1
+    api_keys: tuple[str, ...]  # HOLDFAST_API_KEYS: separated by commas or line breaks; none: no key is required
+    status_port: int  # DYN_SYSTEM_PORT: port of a worker's status server; default 0: any free one; -1: no server
+    status_host: str  # DYN_SYSTEM_HOST: its listen address; default 127.0.0.1; 0.0.0.0: reachable from other machines
+    status_enabled: bool  # DYN_SYSTEM_ENABLED: run the status server; default true unless the port is -1
     starting_ready: bool  # DYN_SYSTEM_STARTING_HEALTH_STATUS: "ready" or "notready" while loading; default notready
-    ready_endpoints: tuple[str, ...]  # DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS: '["generate"]'; default [], all there are
-    engine_token: str  # HOLDFAST_ENGINE_TOKEN: who has it may `POST /engine/…` from anywhere; default "", nobody
-    engine_id: int  # ENGINE_ID: which of its group an engine is; 0, the default, may write weights first
+    ready_endpoints: tuple[str, ...]  # DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS: '["generate"]'; default []: all
+    engine_token: str  # HOLDFAST_ENGINE_TOKEN: permits `POST /engine/…` from any host; default "": none
+    engine_id: int  # ENGINE_ID: the engine's number in its group; 0, the default, may write weights first
     failover_lock: str  # FAILOVER_LOCK_PATH: a path, or a lock's address; default "", no election
-    lock_token: str  # HOLDFAST_LOCK_TOKEN: what a lock server on TCP asks for; default "", none
+    lock_token: str  # HOLDFAST_LOCK_TOKEN: the token that a lock server on TCP requires; default "", none
     log_level: str  # HOLDFAST_LOG: debug, info, warning or error; default info
     cache_dir: Path  # HOLDFAST_CACHE_DIR: fetched models; default ~/.cache/holdfast
-    set_hash: str  # DYN_NAMESPACE_WORKER_SUFFIX: which set of its service a worker is of; default "", by its settings
-    component: str  # DYN_COMPONENT: what a worker is, in addresses; default "worker"
-    served_name: str  # DYN_SERVED_MODEL_NAME: the name clients ask for; default "", the model's
-    canary_prompts: str  # HOLDFAST_CANARY_PROMPTS: a worker's known questions, as JSON; default "", none
-    http_host: str  # DYN_HTTP_HOST: where a frontend listens; default 127.0.0.1
+    set_hash: str  # DYN_NAMESPACE_WORKER_SUFFIX: the worker's set within its service; default "", from its settings
+    component: str  # DYN_COMPONENT: the component name in a worker's addresses; default "worker"
+    served_name: str  # DYN_SERVED_MODEL_NAME: model name for clients; default "": the model's own
+    canary_prompts: str  # HOLDFAST_CANARY_PROMPTS: a worker's canary questions, as JSON; default "", none
+    http_host: str  # DYN_HTTP_HOST: a frontend's listen address; default 127.0.0.1
     http_port: int  # DYN_HTTP_PORT: its port; default 8000
-    shares: tuple[str, ...]  # HOLDFAST_SHARES: other deployments whose workers a frontend serves; default none
-    gms_socket_dir: Path  # GMS_SOCKET_DIR: where vaults listen, one socket per device; default "gms" in the state dir
-    secrets_dir: str  # HOLDFAST_SECRETS_DIR: a manifest's secrets, as SECRET/KEY; default "secrets" in the state dir
+    shares: tuple[str, ...]  # HOLDFAST_SHARES: other deployments a frontend routes to; default none
+    gms_socket_dir: Path  # GMS_SOCKET_DIR: sockets of the vaults, one per device; default "gms" in the state dir
+    secrets_dir: str  # HOLDFAST_SECRETS_DIR: files SECRET/KEY of manifests; default "secrets" in the state dir
 
 
 @dataclass(frozen=True, slots=True)
 class Looks:
-    """What the environment says of the terminal."""
+    """The terminal's capabilities according to the environment."""
 
-    colour: bool | None  # NO_COLOR: False, FORCE_COLOR: True; neither: None, where the output can show it
-    dumb: bool  # TERM is dumb or unknown: its cursor cannot be moved
+    colour: bool | None  # NO_COLOR: False, FORCE_COLOR: True; neither: None, and the output's kind decides
+    dumb: bool  # TERM is dumb or unknown: the cursor cannot be moved
 
 
 def read_looks(environ: Mapping[str, str] | None = None) -> Looks:
-    """Nothing in it can be wrong."""
+    """Return the terminal's capabilities; every value is accepted."""
     env = os.environ if environ is None else environ
     colour = False if env.get("NO_COLOR") else True if env.get("FORCE_COLOR") else None
     return Looks(colour, env.get("TERM", "").lower() in ("dumb", "unknown"))
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
-    """Read it once; a ValueError names the variable that is wrong."""
+    """Return the settings; raise ValueError naming a variable with an invalid value."""
     env = os.environ if environ is None else environ
     port = _whole_number(env, "DYN_SYSTEM_PORT", "a port number, or -1 for none", -1, 65535)
     level = env.get("HOLDFAST_LOG", "info").lower()
@@ -100,19 +100,19 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
 
 
 def handed_on() -> dict[str, str]:
-    """All of it, unread: for processes that a manifest starts here."""
+    """Return the whole environment, for processes that a manifest starts on this machine."""
     return dict(os.environ)
 
 
 def _passwd_home() -> str:
-    """Where a user lives whose HOME was left out (cron, systemd, `env -i`); "" for one who is not listed."""
+    """Return the home directory from passwd, for when HOME is unset (cron, systemd, `env -i`); "" without an entry."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_dir
     except KeyError:
         return ""
 
 
-# An empty variable is an unset one: that is how manifests leave one out.
+# An empty variable counts as unset: manifests leave a variable out in this way.
 
 
 def _like(env: Mapping[str, str], name: str, pattern: str, what: str) -> str:
@@ -127,7 +127,7 @@ def _whole_number(
 ) -> int:
     text = env.get(name) or default
     digits = text.removeprefix("-")
-    # Six digits are more than any of them has; a thousand would be another error of int().
+    # No variable needs more than six digits; int() raises another error for thousands of them.
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 6 and least <= int(text) <= most):
         raise ValueError(f"{name} must be {what}, got {text!r}")
     return int(text)
@@ -135,8 +135,8 @@ def _whole_number(
 
 def _keys(env: Mapping[str, str], name: str) -> tuple[str, ...]:
     keys = tuple(key.strip() for key in re.split(r"[,\n]", env.get(name, "")) if key.strip())
-    if name in env and not keys:  # unlike other variables: who sets it means to guard, and a mistake must not open
-        raise ValueError(f"{name} is set and holds no key: that would let everyone ask; leave it out for that")
+    if name in env and not keys:  # only here empty is an error: a mistake must not open the API
+        raise ValueError(f"{name} is set and holds no key; to require none, leave it out")
     return keys
 
 

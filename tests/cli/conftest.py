@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from up_rig import Place
+
+from tests.rigs.cli.up_place import Place
 
 
 @pytest.fixture

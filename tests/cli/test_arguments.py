@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 
 from holdfast.cli import up as ups
-from holdfast.cli.app import NOBODY, run
-from holdfast.cli.arguments import Asked, with_values
-from holdfast.cli.commands import COMMANDS
-from holdfast.cli.config_file import read_config
-from holdfast.cli.help_text import page, panels_of
-from holdfast.cli.start import Frontend, Up
+from holdfast.cli.app import BY_NAME, NO_ENVIRONMENT, run
+from holdfast.cli.arguments import CommandOptions, with_values
+from holdfast.cli.commands import COMMANDS, Command
+from holdfast.cli.start import FrontendCommand, UpCommand, read_config
+from holdfast.cli.top import StatusCommand
 from holdfast.core.errors import Refused, UserError
 from holdfast.settings import read_environment
 from holdfast.spec.arguments import HelpWanted, UsageError, kind_of, options_of, parse
@@ -26,12 +27,12 @@ from holdfast.spec.settings import Setting, about
 # What no command that only looks has a use for; the parser that was here loaded pydantic.
 HEAVY = {"torch", "numpy", "uvloop", "tokenizers", "jinja2", "aiohttp", "prometheus_client", "httptools", "pydantic"}
 LOOKING = (
-    *("--version", "--help", "ps", "ps --json", "incidents", "memory status", "down", "up --help", "worker --help"),
-    *("get", "diff -f /dev/null", "rollout status", "rollout history", "models", "nodes", "deploy --help"),
+    *("--help", "status", "get incidents", "get memory", "down", "up --help"),  # one of each module
+    *("get", "diff -f /dev/null", "rollout status", "get models", "deploy --help-all"),
 )
 
 
-class Some(Asked, frozen=True):
+class Some(CommandOptions, frozen=True):
     """A command with one option of each kind."""
 
     whom: Annotated[str, about("Whom.", positional=True, kinds=("dog", "dogs"))] = ""
@@ -82,7 +83,7 @@ def test_words_are_read(words: str, read: dict[str, Any]) -> None:
     ("words", "error", "said"),
     [
         ("--cuont 3", UsageError, "`some` has no option --cuont; did you mean --count?"),
-        ("--zzz", UsageError, "`some` has no option --zzz; `some --help` lists them"),
+        ("--zzz", UsageError, "`some` has no option --zzz; `some --help-all` lists them"),
         ("-x", UsageError, "`some` has no option -x; "),
         ("--coun 3", UsageError, "has no option --coun; did you mean --count?"),
         ("--count", UsageError, "--count needs a value"),
@@ -103,7 +104,7 @@ def test_a_mistake_names_its_option(words: str, error: type[Exception], said: st
     assert str(raised.value).startswith(said) or said in str(raised.value)
 
 
-class Wrapping(Asked, frozen=True):
+class Wrapping(CommandOptions, frozen=True):
     """A command that hands words on to another program."""
 
     count: Annotated[int, about("How many.")] = 1
@@ -127,7 +128,7 @@ def test_what_follows_two_dashes_may_be_another_programs(words: str, read: dict[
 def test_an_option_of_two_engines_is_heard_by_both() -> None:
     """It is written once, and the settings of each engine that reads it have it."""
     words = ["--engine", "vllm", "--kv-gib", "2", "--streams-max", "7", "--", "--enforce-eager"]
-    worker = with_values(Up(), UP_OPTIONS, parse(words, UP_OPTIONS, "up")).spec.worker  # type: ignore[attr-defined]
+    worker = with_values(UpCommand(), UP_OPTIONS, parse(words, UP_OPTIONS, "up")).spec.worker  # type: ignore[attr-defined]
     assert (worker.vllm.kv_gib, worker.vllm.concurrency, worker.vllm.options) == (2.0, 7, ("--enforce-eager",))
     assert (worker.torch.kv_gib, worker.torch.concurrency) == (2.0, 7)
     assert worker.kv_gib == 2.0
@@ -140,18 +141,95 @@ def test_help_may_be_asked_for_anywhere() -> None:
             parse(words, OPTIONS, "some")
 
 
-@pytest.mark.parametrize("command", [one for one in COMMANDS if one.asked], ids=lambda one: one.words)
+HelpLines = Callable[[str, int], list[str]]
+
+
+@pytest.fixture
+def help_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> HelpLines:
+    """What a command with --help shows, on a screen of this width."""
+
+    def lines(words: str, width: int) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert run(words.split()) == 0
+        return capsys.readouterr().out.splitlines()
+
+    return lines
+
+
+NAMES = [name for one in COMMANDS for name in (one.words, *one.also)]
+SCREEN = (100, 45)  # columns and lines that the short help of every command fits on
+
+
+@pytest.mark.parametrize("name", ["", *NAMES])
+def test_the_short_help_fits_on_a_screen(name: str, help_lines: HelpLines) -> None:
+    """Under every name; its last line counts the options that only --help-all shows."""
+    columns, rows = SCREEN
+    lines = help_lines(f"{name} --help", columns)
+    assert len(lines) <= rows
+    assert max(map(len, lines)) <= columns
+    command = BY_NAME.get(name)
+    if command is None or not command.struct:
+        return
+    settings = command.settings or command.words
+    options = options_of(command.load().of(read_environment(NO_ENVIRONMENT)), settings)
+    experts = [one for one in options.values() if one.is_expert(settings)]
+    assert bool(experts) == lines[-1].endswith(f"{len(experts)} more options: holdfast {command.words} --help-all")
+    shown = {line.split()[0].rstrip(",") for line in lines if line.startswith("  -")}
+    for one in options.values():
+        assert (one in experts) != (one.extra.get("positional", False) or flag_shown(one) in shown), one.flag
+
+
+def flag_shown(one: Setting) -> str:
+    """The first flag of an option as help shows it."""
+    return str(one.extra["valued"][0]) if "valued" in one.extra else one.flag.partition("/")[0]
+
+
+@pytest.mark.parametrize("command", [one for one in COMMANDS if one.struct], ids=lambda one: one.words)
 @pytest.mark.parametrize("width", [80, 120])
-def test_help_fits_and_leaves_nothing_out(command: Any, width: int) -> None:
+def test_help_all_fits_and_leaves_nothing_out(command: Command, width: int, help_lines: HelpLines) -> None:
     """Every option of every command is on its page with its sentence, and no line is wider than the screen."""
-    options = options_of(command.load().of(read_environment(NOBODY)), command.words)
-    lines = page(command.words, command.about, panels_of(options), "", width)
+    settings = command.settings or command.words
+    options = options_of(command.load().of(read_environment(NO_ENVIRONMENT)), settings)
+    lines = help_lines(f"{command.words} --help-all", width)
     assert max(map(len, lines)) <= width
     text = " ".join(" ".join(lines).split())
     for one in options.values():
-        assert (one.flag.partition("/")[0] in text or one.extra.get("positional")) != bool(one.extra.get("hidden"))
-        assert one.extra.get("hidden") or one.sentence in text
+        assert flag_shown(one) in text or one.extra.get("positional")
+        assert one.sentence in text
         assert one.sentence, f"{one.flag} says nothing"
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda one: one.words)
+def test_help_names_every_command(command: Command, help_lines: HelpLines) -> None:
+    """In the help of its group, or of `holdfast` where that has no row; an expert's in --help-all only."""
+    group = command.group if command.group in {one.words for one in COMMANDS} else ""
+    name = command.words.removeprefix(group).strip()
+    for option in ("--help", "--help-all"):
+        listed = [line for line in help_lines(f"{group} {option}", 100) if re.match(f"  {name}(  |$)", line)]
+        assert bool(listed) == (option == "--help-all" or not command.expert)
+
+
+def test_help_all_has_other_names(help_lines: HelpLines) -> None:
+    """Those that a command had before, and which command a name stands for now."""
+    assert " Also: ps." in "\n".join(help_lines("--help-all", 100))
+    assert "Same as `holdfast run lock`" in "\n".join(help_lines("lock --help", 100))
+    assert help_lines("--version", 100) == ["holdfast 0.1.0"]
+
+
+def test_a_name_means_one_command() -> None:
+    """No name is given twice, and every group has a row or is named by its commands in full."""
+    assert len(NAMES) == len(set(NAMES)) == len(BY_NAME)
+
+
+@pytest.mark.parametrize(
+    ("words", "json"), [("-o json", True), ("--output=json", True), ("-ojson", True), ("-o table", False), ("", False)]
+)
+def test_an_output_format_is_the_json_switch(words: str, json: bool) -> None:
+    """`-o json` means `--json`."""
+    options = options_of(StatusCommand(), "status")
+    assert with_values(StatusCommand(), options, parse(words.split(), options, "status")) == StatusCommand(json=json)
+    with pytest.raises(UsageError, match="-o must be table or json, got 'xml'"):
+        parse(["-o", "xml"], options, "status")
 
 
 @pytest.mark.parametrize("words", LOOKING)
@@ -175,7 +253,7 @@ def test_processes_load_no_command_line() -> None:
 
 # -- `holdfast up -c FILE`: every option can be in it, and nothing in it is ignored
 
-UP_OPTIONS = options_of(Up.of(read_environment(NOBODY)), "up")
+UP_OPTIONS = options_of(UpCommand.of(read_environment(NO_ENVIRONMENT)), "up")
 
 
 def toml(value: Any) -> str:
@@ -214,7 +292,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 def test_a_frontends_options_are_its_own() -> None:
     """It is described by a whole deployment, in which others have a store and a name too."""
-    options = options_of(Frontend.of(read_environment(NOBODY)), "frontend")
+    options = options_of(FrontendCommand.of(read_environment(NO_ENVIRONMENT)), "frontend")
     assert {one.path[1] for one in options.values() if len(one.path) > 2} == {"frontend"}
 
 
@@ -246,7 +324,7 @@ def test_the_command_line_wins_over_the_file(asked: Any) -> None:
     [
         ("kv-gibb = 1", "up.toml: kv-gibb: there is no such option of `holdfast up`; did you mean kv-gib?"),
         ("kv_gib = 1", "up.toml: kv_gib: .*did you mean kv-gib?"),
-        ("zzzz = 1", "up.toml: zzzz: .*`holdfast up --help` lists them"),
+        ("zzzz = 1", "up.toml: zzzz: .*`holdfast up --help-all` lists them"),
         ('config = "x"', "up.toml: config: there is no such option"),
         ("[torch]\nkv-gib = 1", "up.toml: torch.kv-gib: there are no tables; did you mean kv-gib?"),
         ('port = "8000"', "up.toml: port must be a whole number, got '8000'"),

@@ -8,17 +8,26 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from terminal_rig import screen_of
 
-from holdfast.cli.chat.events import EVENT_BYTES_MAX, AnswerReader, ChatTrouble, Ended, Event, Resumed, Said, Waiting
-from holdfast.cli.chat.server import Server
-from holdfast.cli.chat.talk import Conversation, Wishes
+from holdfast.cli.chat.server import (
+    EVENT_BYTES_MAX,
+    AnswerEnd,
+    AnswerReader,
+    AnswerResumed,
+    AnswerText,
+    AnswerWaits,
+    ChatTrouble,
+    Event,
+    Server,
+)
+from holdfast.cli.chat.talk import Conversation, RequestParameters
 from holdfast.cli.chat.view import IN_LINE, MARK, WAITING, MarginView, notes
 from holdfast.cli.terminal import Terminal
 from holdfast.core.errors import UserError
 from holdfast.settings import Looks
+from tests.rigs.cli.pseudo_terminal import screen_of
 
-END = Ended("stop", True)
+END = AnswerEnd("stop", True)
 
 
 def chunk(text: str, finish: str | None = None, **more: object) -> bytes:
@@ -35,7 +44,15 @@ ANSWER = (
     + b'data: {"choices":[],"usage":{}}\r\n\r\n'
     + b"data: [DONE]\n\n"
 )
-EVENTS = [Said("Hé"), Waiting(), Waiting(), Waiting(3), Resumed(0.032), Said("llo"), Ended("length", False)]
+EVENTS = [
+    AnswerText("Hé"),
+    AnswerWaits(),
+    AnswerWaits(),
+    AnswerWaits(3),
+    AnswerResumed(0.032),
+    AnswerText("llo"),
+    AnswerEnd("length", False),
+]
 
 
 def read(pieces: list[bytes]) -> list[Event]:
@@ -84,24 +101,24 @@ WIDTH = 20
 COLOURS = Looks(colour=True, dumb=False)
 
 
-def show(*acts: str | float | None, ended: Ended | None = END) -> list[str]:
+def show(*acts: str | float | None, ended: AnswerEnd | None = END) -> list[str]:
     """Text, a pause in seconds for a resumption, None for waiting."""
     out = io.StringIO()
     view = MarginView(Terminal(out, WIDTH, COLOURS))
     for act in acts:
         if isinstance(act, str):
-            view.said(act)
+            view.add_text(act)
         elif act is None:
-            view.waiting()
+            view.show_waiting()
         else:
-            view.resumed(act)
+            view.add_pause(act)
     view.end(ended)
     return screen_of(out.getvalue())
 
 
 def body(lines: list[str]) -> list[str]:
     """The answer's lines, the notes left out."""
-    note = next((at for at, line in enumerate(lines) if "an engine died" in line), len(lines))
+    note = next((at for at, line in enumerate(lines) if "this answer" in line), len(lines))
     return [line.rstrip() for line in lines[:note] if line.strip()]
 
 
@@ -129,13 +146,13 @@ def test_waiting_is_shown_while_it_lasts() -> None:
     assert body(show("one two thr", None, 2.5, "eefolded four")) == ["  one two", f"{MARK} threefolded four"]
     out = io.StringIO()
     view = MarginView(Terminal(out, 60, COLOURS))
-    view.said("one")
-    view.waiting()
+    view.add_text("one")
+    view.show_waiting()
     assert screen_of(out.getvalue()) == ["  one", WAITING]
-    view.said(" two")
-    view.waiting(3)
+    view.add_text(" two")
+    view.show_waiting(3)
     assert screen_of(out.getvalue()) == ["  one two", IN_LINE.format(3)]
-    view.waiting(2)
+    view.show_waiting(2)
     assert screen_of(out.getvalue()) == ["  one two", IN_LINE.format(2)]
 
 
@@ -159,12 +176,12 @@ def test_no_word_is_lost_and_no_line_is_too_long(pieces: list[str], at: int) -> 
 
 def test_notes_say_what_happened() -> None:
     """One line for all deaths under an answer, one for an answer that was cut off."""
-    died = "↻ an engine died during this answer"
+    cut = "↻ this answer was interrupted"
     assert notes([], END) == []
-    assert notes([0.0324], END) == [f"{died}; its standby continued after 32 ms"]
-    assert notes([0.04, 1.25], None) == [f"{died} 2 times; its standby continued after 40 ms, 1.2 s"]
-    assert "the rest may differ" in notes([0.04], Ended("stop", False))[0]
-    assert notes([], Ended("length", True)) == ["… the answer was cut off at its limit of tokens"]
+    assert notes([0.0324], END) == [f"{cut}; it continued after 32 ms"]
+    assert notes([0.04, 1.25], None) == [f"{cut} 2 times; it continued after 40 ms, 1.2 s"]
+    assert "the rest may differ" in notes([0.04], AnswerEnd("stop", False))[0]
+    assert notes([], AnswerEnd("length", True)) == ["… the answer was cut off at its limit of tokens"]
 
 
 # -- what is asked
@@ -172,7 +189,7 @@ def test_notes_say_what_happened() -> None:
 
 def test_the_conversation_goes_with_every_question() -> None:
     """Answered and stopped questions are kept with what was shown; unanswered ones are asked again or replaced."""
-    talk = Conversation("m", Wishes("be brief", 5, 0.0, 7))
+    talk = Conversation("m", RequestParameters("be brief", 5, 0.0, 7))
     talk.unanswered = "one"
     assert talk.request() == {
         "model": "m",
@@ -181,11 +198,11 @@ def test_the_conversation_goes_with_every_question() -> None:
         "temperature": 0.0,
         "seed": 7,
     }
-    talk.answered("1")
+    talk.add_answer("1")
     talk.unanswered = "two"
     assert [message["content"] for message in talk.request()["messages"]] == ["be brief", "one", "1", "two"]
     talk.unanswered = "three"
-    talk.answered("")
+    talk.add_answer("")
     assert [message["content"] for message in talk.messages] == ["one", "1"]
     talk.start_over()
     assert talk.messages == []

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from holdfast.cli.app import NOBODY
-from holdfast.cli.start import Up
+from holdfast.cli.app import NO_ENVIRONMENT
+from holdfast.cli.start import UpCommand
 from holdfast.settings import read_environment
 from holdfast.spec.arguments import options_of
 
@@ -22,7 +22,7 @@ DEPLOY = ROOT / "deploy"
 
 
 def options_of_up() -> set[str]:
-    options = options_of(Up.of(read_environment(NOBODY)), "up").values()
+    options = options_of(UpCommand.of(read_environment(NO_ENVIRONMENT)), "up").values()
     return {text for one in options for text in (*one.flag.split("/"), one.extra.get("short", ""))}
 
 

@@ -18,8 +18,8 @@ from holdfast.cli.deployments import book
 from holdfast.rollout.records import wanted
 from holdfast.supervise.lock import Holder, sign, take_lock
 from holdfast.testing.waiting import until
-from said_here import said_here
-from tiny_rollouts import Site, place, text
+from tests.rigs.cli.in_process import said_here
+from tests.rigs.supervise.rollouts import Site, place, text
 
 pytestmark = pytest.mark.alone
 KIND = "dynamographdeployment.nvidia.com"
@@ -162,7 +162,7 @@ async def test_what_there_is_can_be_read_and_applied_again(desk: Desk) -> None:
         assert (await desk.say("get", "dgd", "-o", "name")).stdout == f"{KIND}/chat\n"
         for words in (("dgd", "chat"), ("dgd/chat",), ("DynamoGraphDeployments", "chat")):
             assert (await desk.say("get", *words, "-o", "name")).stdout == f"{KIND}/chat\n", words
-        assert "`holdfast ps` shows" in (await desk.say("get", "pods")).stderr
+        assert "`holdfast status` shows" in (await desk.say("get", "pods")).stderr
         wrong = await desk.say("get", "chatt")
         assert (wrong.returncode, wrong.stderr) == (1, "holdfast: there is no deployment 'chatt'; did you mean chat?\n")
 

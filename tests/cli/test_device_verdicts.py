@@ -7,18 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.ps import _show_incidents
 from holdfast.cli.screen import Screen
+from holdfast.cli.status import _show_incidents
 from holdfast.cli.terminal import Terminal
-from holdfast.control import words as w
-from holdfast.control.showing import View, page
+from holdfast.control import health_controller as hc
+from holdfast.control.showing import ControlView, page
+from holdfast.health import standing as s
 from holdfast.health.device_faults import fault_of
 from holdfast.supervise.incidents import read_incidents
 from holdfast.supervise.status import Status
 from holdfast.supervise.verdicts import with_verdicts
 from holdfast.supervise.witness import Witness
-from manual_clock import ManualClock
-from ward_rig import WardSet
+from tests.rigs.manual_clock import ManualClock
+from tests.rigs.worlds.health import HealthRig
 
 FAULTS = [
     (79, "unhealthy, weight 0", "lost its traffic", "Xid 79: the GPU has fallen off the bus"),
@@ -31,13 +32,13 @@ def test_a_grave_fault_is_told_in_its_words(
     number: int, standing: str, happened: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Beside the worker in `ps`, with what it has left, and as one incident; nothing of the other GPU's worker."""
-    made = WardSet({"worker-1": "w1", "worker-2": "w2"})
+    made = HealthRig({"worker-1": "w1", "worker-2": "w2"})
     made.workers["worker-1"].device, made.workers["worker-2"].device = "host/0000:3b:00", "host/0000:5e:00"
     made.begin(serving=True)
     made.wait(1.0)
-    made.tell(w.DeviceFaulted("host/0000:3b:00", fault_of("0000:3b:00", number), made.now))
+    made.tell(hc.DeviceRead("host/0000:3b:00", s.DeviceReport(fault_of("0000:3b:00", number), made.now)))
     records = {name: made.record(name) for name in made.workers}
-    verdicts = page(View(name="control", leads=True, records=records)).verdicts
+    verdicts = page(ControlView(name="control", leads=True, records=records)).verdicts
     statuses = [Status("worker", name, 7, "ready", "", 0, instance=name) for name in made.workers]
     table = io.StringIO()
     Screen(Terminal(table, 120)).table(with_verdicts(statuses, verdicts))

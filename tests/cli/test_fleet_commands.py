@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from fleet_cli_rig import DEPLOYMENT, GIB, SIM, Desk, Told, desk_at, eventually, replica
 
 from holdfast.cli.fleet import hope
 from holdfast.core.errors import REFUSED
 from holdfast.fleet.actions import Tries
 from holdfast.fleet.desired import Level
 from holdfast.fleet.observed import Phase
+from tests.rigs.cli.fleet_terminal import DEPLOYMENT, GIB, SIM, Desk, Told, desk_at, eventually, replica
 
 SIZE = ("--memory-gib", "1")
 
@@ -304,7 +304,7 @@ async def test_waiting_has_an_end(desk: Desk) -> None:
     """After its time it says that it goes on without us; so does Ctrl-C, and the wish stands."""
     late = await desk.say("scale", "tiny", "1", "--wait", "--timeout", "100ms")
     assert late.returncode == 1
-    assert "timed out after 0.1 s; it continues in the background: `holdfast models tiny` shows " in late.stderr
+    assert "timed out after 0.1 s; it continues in the background: `holdfast get models tiny` shows " in late.stderr
     words = (sys.executable, "-m", "holdfast", "scale", "tiny", "2", "--wait", "--store", desk.url)
     how = {"stdout": asyncio.subprocess.PIPE, "env": desk.env, "preexec_fn": _heeds_ctrl_c}
     process = await asyncio.create_subprocess_exec(*words, **how)

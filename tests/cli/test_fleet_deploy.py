@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from fleet_cli_rig import DEPLOYMENT, GIB, SIM, Desk, desk_at
 from msgspec.structs import replace
 
 from holdfast.cli.fleet import seen
@@ -31,6 +30,7 @@ from holdfast.spec.manifest.local import Machine, replica_launches
 from holdfast.spec.manifest.pods import pods
 from holdfast.spec.settings import Setting, all_settings, filled
 from holdfast.store.contract import Store
+from tests.rigs.cli.fleet_terminal import DEPLOYMENT, GIB, SIM, Desk, desk_at
 
 FILE = """
 apiVersion: nvidia.com/v1alpha1
@@ -241,7 +241,7 @@ OPTIONS = [one for one in options_of(Deploy(), "deploy").values() if one.path[0]
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda one: one.flag)
 def test_every_engine_option_reaches_its_worker(option: Setting) -> None:
-    """Written down as the words of `holdfast worker`, each is read there as it was said."""
+    """Written down as the words of `holdfast run worker`, each is read there as it was said."""
     engine = option.extra.get("engines", ("sim",))[0]
     value = another(option) if option.name != "engine" else "vllm"
     said = filled(Deploy(), by_path({option.flag: option}, {option.flag: value})).worker

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from fleet_cli_rig import SIM, Desk, desk_at, eventually, replica
 
 from holdfast.cli.fleet import seen
 from holdfast.core.errors import REFUSED
 from holdfast.fleet.records import node_key
+from tests.rigs.cli.fleet_terminal import SIM, Desk, desk_at, eventually, replica
 
 
 @pytest.fixture

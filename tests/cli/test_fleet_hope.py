@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import pytest
-from fleet_cli_rig import GIB, replica
 from msgspec import structs
 
 from holdfast.cli.fleet.hope import how_far, is_in_place, trouble_of
@@ -16,6 +15,7 @@ from holdfast.fleet.observed import Health, Memory, Node, Phase, Replica
 from holdfast.fleet.prospects import too_large
 from holdfast.fleet.records import Book, NodeRecord, Wish
 from holdfast.fleet.scaling import Scaling
+from tests.rigs.cli.fleet_terminal import GIB, replica
 
 
 def wished(**said: Any) -> Wish:

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from fleet_cli_rig import DEPLOYMENT, SIM, Desk, desk_at
 
 from holdfast.cli.fleet.manifest import fleet_spec
 from holdfast.core.errors import REFUSED
@@ -14,6 +13,7 @@ from holdfast.fleet.desired import Level
 from holdfast.spec.deployment import DeploymentSpec
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.local import Machine
+from tests.rigs.cli.fleet_terminal import DEPLOYMENT, SIM, Desk, desk_at
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fleet.yaml"
 TEXT = EXAMPLE.read_text()
@@ -70,7 +70,7 @@ async def test_what_is_for_deployments_says_what_to_use(desk: Desk) -> None:
     for words in (("get",), ("get", DEPLOYMENT), ("delete", DEPLOYMENT)):
         told = await desk.say(*words)
         assert told.returncode == 1, words
-        assert f"{DEPLOYMENT} is a fleet, whose models `holdfast models` shows" in told.stderr
+        assert f"{DEPLOYMENT} is a fleet, whose models `holdfast get models` shows" in told.stderr
 
 
 async def test_mistakes_are_told_before_anything_is_asked_for(desk: Desk, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def make(target: str, folder: Path, *, fails: str) -> tuple[int, list[str]]:
         ["make", target, f"VENV={folder}"], cwd=ROOT, env=words | {"CALLS": str(calls), "FAILS": fails},
         capture_output=True, timeout=60,
     )  # fmt: skip
-    asked = [line.split(" -m ")[1].split(" tests")[0].split(" --ignore")[0] for line in calls.read_text().splitlines()]
+    asked = [re.split(" tests| bench/| --ignore", line.split(" -m ")[1])[0] for line in calls.read_text().splitlines()]
     return ended.returncode, asked
 
 

@@ -1,4 +1,4 @@
-"""`holdfast node`: whom it refuses to join, with what is to be done about it. What it does is in tests/roles."""
+"""`holdfast node join`: whom it refuses to join, with what is to be done about it. What it does is in tests/roles."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from fleet_cli_rig import Desk, desk_at
 
 from holdfast.cli.deployments import book
 from holdfast.cli.fleet import node
+from tests.rigs.cli.fleet_terminal import Desk, desk_at
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`holdfast ps` tells what is so: starts, drains, whose streams are whose, and where metrics are. Real processes."""
+"""`holdfast status` is right about starts, drains, each process's streams, and where metrics are. Real processes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from up_rig import PAIR, Place, until
 
 from holdfast.cli.screen import Screen
 from holdfast.cli.terminal import Terminal
 from holdfast.supervise.status import Status
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.place import fetch, free_port
+from tests.rigs.cli.up_place import PAIR, Place, until
 
 pytestmark = pytest.mark.alone
 processes = pytest.mark.processes
@@ -187,7 +187,7 @@ def test_a_taken_port_does_not_keep_a_worker_from_serving() -> None:
 
 
 def test_a_file_is_as_wide_as_columns_say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """`COLUMNS=80 holdfast ps > file`: the table fits, whole; without COLUMNS each process has one line."""
+    """`COLUMNS=80 holdfast status > file`: the table fits, whole; without COLUMNS each process has one line."""
     statuses = [Status("vault", "vault-1", 4194303, "ready", LONG_PATH, 0)]
     monkeypatch.setenv("COLUMNS", "80")
     Screen().table(statuses)

@@ -1,4 +1,4 @@
-"""`holdfast ps` and `holdfast incidents` when those who look after others are stopped, dead or ended alone."""
+"""`holdfast status` and `holdfast get incidents` when those who look after others are stopped, dead or ended alone."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from up_rig import PAIR, Place, until
 
-from holdfast.cli.ps import SILENT_S, supervisor_trouble
+from holdfast.cli.status import SILENT_S, supervisor_trouble
 from holdfast.supervise.incidents import read_incidents
 from holdfast.supervise.lock import Holder, beat, lock_path, sign, take_lock
 from holdfast.testing.processes import freeze
+from tests.rigs.cli.up_place import PAIR, Place, until
 
 # -- the supervisor's line, without one
 

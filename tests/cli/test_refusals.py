@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,14 +11,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from up_rig import Place
 
 from holdfast.core.errors import REFUSED
-from holdfast.engines.torch.files.safetensors_files import INDEX, SINGLE
+from holdfast.engines.torch.files.directory import INDEX, SINGLE
 from holdfast.spec import engines
 from holdfast.spec.engines import TorchSettings
 from holdfast.spec.launch import WorkerLaunch
-from small_model import LLAMA, header, weights
+from tests.rigs.cli.up_place import Place
+from tests.rigs.small_model import LLAMA, header, weights
+
+ROOT = Path(__file__).parents[2]
 
 
 class Refusing:
@@ -43,17 +44,6 @@ class Refusing:
         for name, content in files.items():
             (path / name.replace("__", ".")).write_bytes(content)
         return str(path)
-
-    def up(self, *words: str) -> tuple[int, str, float]:
-        """Status, what it said on stderr, and the seconds of CPU it took."""
-        command = self.place.command("up", "--port", str(self.place.port), *words)
-        said = self.folder / "said"
-        with said.open("wb") as file:
-            up = subprocess.Popen(command, env=self.place.env, stdout=subprocess.DEVNULL, stderr=file)
-            _, status, used = os.wait4(up.pid, 0)
-            up.returncode = os.waitstatus_to_exitcode(status)
-        return up.returncode, said.read_text(), used.ru_utime + used.ru_stime
-
 
     def must_refuse(self, command: list[str], *words: str) -> None:
         """In one line with these words, and with the status that says not to try again."""
@@ -118,34 +108,41 @@ def test_config_and_headers_decide_before_torch_is_loaded(refusing: Refusing) ->
         assert words in line
 
 
-@pytest.mark.parametrize(
-    ("wishes", "words"),
-    [
-        (("--model", "GEMMA"), "GemmaForCausalLM is not supported"),
-        (("--model", "WORDLESS"), "the model's tokenizer.json cannot be read"),
-        (("--engine", "vllm", "--model", "GEMMA", "--", "--seed", "1"), "the vllm engine needs the package vllm"),
-        (("--engine", "vllm", "--torch-threads", "1"), "is for --engine torch and does nothing for vllm"),
-        (("--", "--enforce-eager"), "(also as words after --) is for --engine vllm and does nothing for torch"),
-        (("--engine", "vlmm"), "there is no such engine; there are sim, torch, vllm"),
-        (("--store", "redis://localhost:1"), "there is no such store; a store is etcd://127.0.0.1:2379"),
-        (("--model", "tiny", "--ranks", "3"), "3 ranks cannot share the model's 2 KV heads evenly"),
-        (("--model", "tiny", "--kv-gib", "1e9"), "--kv-gib 1e+09 does not fit into memory: host "),
-        (("--model", "tiny", "--torch-threads", "100000"), "--torch-threads 100000 is too many: at most "),
-        (("--model", "tiny", "--context", "5000"), "--context 5000 is beyond the 4096 tokens"),
-        (("--engine", "sim", "--vault-gib", "1e5"), "--vault-gib 100000 for each of 1 workers does not fit"),
-    ],
+WISHES = (
+    (("--model", "GEMMA"), "GemmaForCausalLM is not supported"),
+    (("--model", "WORDLESS"), "the model's tokenizer.json cannot be read"),
+    (("--engine", "vllm", "--model", "GEMMA", "--", "--seed", "1"), "the vllm engine needs the package vllm"),
+    (("--engine", "vllm", "--torch-threads", "1"), "is for --engine torch and does nothing for vllm"),
+    (("--", "--enforce-eager"), "(also as words after --) is for --engine vllm and does nothing for torch"),
+    (("--engine", "vlmm"), "there is no such engine; there are sim, torch, vllm"),
+    (("--store", "redis://localhost:1"), "there is no such store; a store is etcd://127.0.0.1:2379"),
+    (("--model", "tiny", "--ranks", "3"), "3 ranks cannot share the model's 2 KV heads evenly"),
+    (("--model", "tiny", "--kv-gib", "1e9"), "--kv-gib 1e+09 does not fit into memory: host "),
+    (("--model", "tiny", "--torch-threads", "100000"), "--torch-threads 100000 is too many: at most "),
+    (("--model", "tiny", "--context", "5000"), "--context 5000 is beyond the 4096 tokens"),
+    (("--engine", "sim", "--vault-gib", "1e5"), "--vault-gib 100000 for each of 1 workers does not fit"),
 )
-def test_what_cannot_be_is_refused_once(
-    wishes: tuple[str, ...], words: str, refusing: Refusing, record_property: pytest.RecordProperty
-) -> None:
+# Says each command of its arguments, a JSON list, in this process; prints statuses and what was said on stderr.
+SAY = """
+import json, os, sys
+from tests.rigs.cli.in_process import said_here
+done = [said_here(words, os.environ) for words in json.loads(sys.argv[1])]
+print(json.dumps([(one.returncode, one.stderr) for one in done]))
+"""
+
+
+def test_what_cannot_be_is_refused_once(refusing: Refusing) -> None:
     """`up` says one line that names the thing; no process was started, and torch was not loaded."""
     gemma = refusing.model("gemma", LLAMA | {"architectures": ["GemmaForCausalLM"]})
     wordless = refusing.model("wordless", LLAMA, **weighing(weights(LLAMA)))
     paths = {"GEMMA": gemma, "WORDLESS": wordless}
-    status, said, cpu_s = refusing.up(*(paths.get(word, word) for word in wishes))
-    record_property("cpu_s", round(cpu_s, 2))
-    assert (status, said.count("\n")) == (REFUSED, 1), said
-    assert words in said
+    port = str(refusing.place.port)
+    commands = [("up", "--port", port, *(paths.get(word, word) for word in wishes)) for wishes, _ in WISHES]
+    command = [sys.executable, "-c", SAY, json.dumps(commands)]
+    environ = refusing.place.env | {"PYTHONPATH": f"{refusing.folder}:{ROOT}"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=True)
+    for (status, said), (wishes, words) in zip(json.loads(done.stdout), WISHES, strict=True):
+        assert (status, said.count("\n"), words in said) == (REFUSED, 1, True), (wishes, said)
     assert not refusing.trace.exists(), "torch was loaded"
     assert not (refusing.place.state_dir / "run").exists(), "something was started"
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import stat
-import threading
 from pathlib import Path
 
 import pytest
-from up_rig import Place
 
 from holdfast.settings import read_environment
 from holdfast.testing.place import fetch
+from tests.rigs.cli.up_place import Asker, Place
 
 MANIFEST = """
 apiVersion: nvidia.com/v1alpha1
@@ -31,32 +30,6 @@ REFERENCE = "envs: [{name: HOLDFAST_API_KEYS, valueFrom: {secretKeyRef: {name: d
 REFERS = MANIFEST.replace("      replicas: 2\n", f"      replicas: 2\n      {REFERENCE}\n")
 FIRST, SECOND = "first-secret-key", "second-secret-key"
 ROLLOUT_S = 300.0  # on a machine with much else to do
-
-
-class Asker:
-    """Asks without a key until it is stopped, on a new connection each time, and counts the answers by status."""
-
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._ask, daemon=True)
-        self.statuses: dict[int, int] = {}
-
-    def _ask(self) -> None:
-        while not self._over.wait(0.05):
-            try:
-                status = asked(self._place)
-            except OSError:
-                status = 0
-            self.statuses[status] = self.statuses.get(status, 0) + 1
-
-    def __enter__(self) -> Asker:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join(60.0)
 
 
 def asked(place: Place, key: str = "") -> int:
@@ -101,7 +74,7 @@ def test_keys_are_resolved_and_survive_the_supervisor(place: Place, tmp_path: Pa
     plain.write_text(MANIFEST.replace(":1.0", ":2.0"))
     with Asker(place) as without_key:
         roll_out(place, plain)
-    assert set(without_key.statuses) <= {0, 401}, without_key.statuses
+    assert without_key.statuses <= {0, 401}, without_key.statuses
     assert (asked(place), asked(place, FIRST)) == (401, 200)
 
     folder = place.folder / "secrets" / "door"
@@ -109,33 +82,13 @@ def test_keys_are_resolved_and_survive_the_supervisor(place: Place, tmp_path: Pa
     (folder / "api-keys").write_text(f"{SECOND}\n")
     with Asker(place) as without_key:
         roll_out(place, refers)
-    assert set(without_key.statuses) <= {0, 401}, without_key.statuses
+    assert without_key.statuses <= {0, 401}, without_key.statuses
     assert (asked(place), asked(place, FIRST), asked(place, SECOND)) == (401, 401, 200)
 
     written = [path for path in place.folder.rglob("*") if path.is_file() and path.parent != folder]
     having = {path for path in written if any(key.encode() in path.read_bytes() for key in (FIRST, SECOND))}
     assert {path.name for path in having if path.suffix != ".launch"} == {"secrets.json"}
     assert {stat.S_IMODE(path.stat().st_mode) for path in having} == {0o600}
-
-
-@pytest.mark.alone
-@pytest.mark.processes
-def test_the_keys_of_up_by_options_survive_its_supervisor(place: Place) -> None:
-    """Killed and started again from a shell without the variable: it goes on with the keys and says so. After `down`
-    the next `up` is a new one."""
-    place.env["HOLDFAST_API_KEYS"] = FIRST
-    assert place.up("--workers", "1").returncode == 0
-    del place.env["HOLDFAST_API_KEYS"]
-    place.lose_supervisor()
-    with Asker(place) as without_key:
-        again = place.up("--workers", "1")
-    assert again.returncode == 0, again.stderr
-    assert "The API keys of the last `holdfast up` here still apply" in again.stdout
-    assert set(without_key.statuses) <= {0, 401}, without_key.statuses
-    assert (asked(place), asked(place, FIRST)) == (401, 200)
-    assert place.run("down").returncode == 0
-    assert place.up("--workers", "1").returncode == 0
-    assert asked(place) == 200
 
 
 def test_keys_are_separated_by_commas_or_line_breaks() -> None:

@@ -11,16 +11,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from up_rig import Place
 
 from holdfast.cli.checks import check_leftovers, made, own, readable
 from holdfast.cli.keeping import _if_full
-from holdfast.cli.ps import adopts
+from holdfast.cli.status import adopts
 from holdfast.core.errors import UserError
 from holdfast.settings import read_environment
 from holdfast.supervise.lock import Holder, sign, take_lock
 from holdfast.supervise.records import Record, forget, write_launch, write_record
-from small_disks import small_disk
+from tests.rigs.cli.up_place import Place
+from tests.rigs.small_disks import small_disk
 
 NOBODY = 65534
 
@@ -82,7 +82,7 @@ def test_what_cannot_be_written_is_refused(folder: Path) -> None:
 def test_where_everyone_may_write_is_refused(folder: Path) -> None:
     """Whoever can write there can put a socket in our place."""
     folder.chmod(0o1777)
-    with pytest.raises(UserError, match=r"everyone may write in the state directory .*, e\.g\. .*/holdfast"):
+    with pytest.raises(UserError, match=r"every user may write in the state directory .*, e\.g\. .*/holdfast"):
         own(folder)
     folder.chmod(0o775)
     own(folder)

@@ -1,5 +1,5 @@
-"""`holdfast top`: what it shows of a deployment, on any screen, with and without control; and that it leaves a terminal
-as it found it."""
+"""`holdfast status --watch`: what it shows of a deployment, on any screen, with and without control; and that it leaves
+a terminal as it found it."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import structs
-from terminal_rig import WAIT_S, OnTerminal
 
-from holdfast.cli.overview import Overview, overview
-from holdfast.cli.ps import Looked, level_line
 from holdfast.cli.screen import Screen
+from holdfast.cli.status import LocalState, level_line
 from holdfast.cli.terminal import Terminal, cells
-from holdfast.cli.top import ENTER, LEAVE, glance, show
-from holdfast.health.shown import CapacityShown, ControlPage, Level, Verdict
+from holdfast.cli.top import ENTER, LEAVE, Overview, glance, overview, show
+from holdfast.health.shown import CapacityShown, ControlPage, LevelShown, VerdictShown
 from holdfast.supervise.incidents import Incident
 from holdfast.supervise.status import Status
 from holdfast.supervise.verdicts import decided, remembered, with_verdicts
 from holdfast.testing.deployment import Deployment
+from tests.rigs.cli.in_process import said_here
+from tests.rigs.cli.pseudo_terminal import WAIT_S, OnTerminal
 
 NOW_S = 1_800_000_000.0
 HEALTHY = {"status": "HEALTHY", "breaker": "closed", "canary_unix_s": NOW_S - 12, "canary_passed_unix_s": NOW_S - 12}
@@ -43,18 +42,18 @@ def frontend(**facts: Any) -> tuple[Status, dict[str, Any]]:
     return status, {"role": "frontend", "held": 2, "resumed_total": 5, "store": "connected", "workers": [], **facts}
 
 
-def looked(control: ControlPage | None, *workers: Status, tokens: int = 0, **facts: Any) -> Looked:
+def looked(control: ControlPage | None, *workers: Status, tokens: int = 0, **facts: Any) -> LocalState:
     status, page = frontend(**facts)
     pages = {one.name: {"role": "worker", "tokens_total": tokens} for one in workers} | {"frontend": page}
     verdicts = control.verdicts if control is not None else remembered(list(pages.values()))
-    return Looked([*with_verdicts(workers, verdicts), status], pages, control, verdicts)
+    return LocalState([*with_verdicts(workers, verdicts), status], pages, control, verdicts)
 
 
 def quarantine() -> ControlPage:
     """Three workers: one is well, one's answers are wrong, one is on another machine."""
     verdicts = [
-        Verdict(worker="worker-1a", name="worker-1a", **HEALTHY),
-        Verdict(
+        VerdictShown(worker="worker-1a", name="worker-1a", **HEALTHY),
+        VerdictShown(
             worker="worker-2a",
             name="worker-2a",
             status="UNHEALTHY",
@@ -66,13 +65,15 @@ def quarantine() -> ControlPage:
             canary_unix_s=NOW_S - 3,
             canary_passed_unix_s=NOW_S - 200,
         ),
-        Verdict(worker="far", name="far", weight=0.5, **HEALTHY | {"status": "SUSPICIOUS"}, reason="it is slow"),
+        VerdictShown(worker="far", name="far", weight=0.5, **HEALTHY | {"status": "SUSPICIOUS"}, reason="it is slow"),
     ]
     capacity = CapacityShown(ratio=0.6, words="600 of 1000 tokens/s (2 workers, 0 waking, 0 not measured)")
-    return ControlPage(leads=True, verdicts=verdicts, level=Level(level=2, reason="60% of the SLO"), capacity=capacity)
+    return ControlPage(
+        leads=True, verdicts=verdicts, level=LevelShown(level=2, reason="60% of the SLO"), capacity=capacity
+    )
 
 
-def seen(found: Looked, incidents: tuple[Incident, ...] = ()) -> Overview:
+def seen(found: LocalState, incidents: tuple[Incident, ...] = ()) -> Overview:
     before = overview(found, (), before=None, unix_s=NOW_S - 2, monotonic_s=8.0)
     for page in found.pages.values():
         if page["role"] == "worker":
@@ -94,8 +95,10 @@ def test_a_verdict_is_shown_of_the_process_it_is_of() -> None:
     """A name that another had before, whose verdict is still written down, shows what was decided of who has it now;
     one of whom nothing was decided yet shows nothing of the other's."""
     verdicts = [
-        Verdict(worker="worker-1a-b", name="worker-1a", instance="b", **HEALTHY),
-        Verdict(worker="worker-1a-c", name="worker-1a", instance="c", status="UNHEALTHY", weight=0.0, reason=WRONG),
+        VerdictShown(worker="worker-1a-b", name="worker-1a", instance="b", **HEALTHY),
+        VerdictShown(
+            worker="worker-1a-c", name="worker-1a", instance="c", status="UNHEALTHY", weight=0.0, reason=WRONG
+        ),
     ]
     control = ControlPage(leads=True, verdicts=verdicts)
     for instance, health in (("b", "healthy"), ("c", "unhealthy"), ("d", "")):
@@ -103,7 +106,6 @@ def test_a_verdict_is_shown_of_the_process_it_is_of() -> None:
         assert [one.health for one in found.statuses] == [health, ""]
         shown = overview(found, [], before=None, unix_s=NOW_S, monotonic_s=1.0)
         assert [one.health for one in shown.workers] == [health]
-
 
 
 def test_workers_with_what_they_have_earned() -> None:
@@ -123,9 +125,11 @@ def test_nothing_wraps_on_a_live_screen() -> None:
     """At any width and height each line fits; columns go before names and standings do; with too many workers for the
     screen those that are not well are among the ones that stay."""
     workers = [worker(f"worker-{number}a") for number in range(1, 40)]
-    verdicts = [Verdict(worker=one.name, name=one.name, **HEALTHY) for one in workers]
-    verdicts[30] = Verdict(worker="worker-31a", name="worker-31a", status="SUSPICIOUS", weight=0.5, reason="slow " * 40)
-    control = ControlPage(leads=True, verdicts=verdicts, level=Level(), capacity=CapacityShown(words="as planned"))
+    verdicts = [VerdictShown(worker=one.name, name=one.name, **HEALTHY) for one in workers]
+    verdicts[30] = VerdictShown(
+        worker="worker-31a", name="worker-31a", status="SUSPICIOUS", weight=0.5, reason="slow " * 40
+    )
+    control = ControlPage(leads=True, verdicts=verdicts, level=LevelShown(), capacity=CapacityShown(words="as planned"))
     incident = Incident(NOW_S, "worker-1a", "worker", 5, "killed by SIGKILL", successor="worker-1b", streams=8)
     found = seen(looked(control, *workers), (incident,) * 5)
     for width in (40, 60, 80, 120):
@@ -161,7 +165,7 @@ def test_a_frontends_page_of_another_version_is_read_as_far_as_it_goes(workers: 
     """Whatever stands where its workers should: nothing fails, and who has no name is unknown."""
     page = {"role": "frontend", "workers": workers}
     assert {verdict.name for verdict in remembered([page])} <= {"unknown"}
-    looked = Looked([], {"frontend": page}, None, remembered([page]))
+    looked = LocalState([], {"frontend": page}, None, remembered([page]))
     assert overview(looked, [], before=None, unix_s=1.0, monotonic_s=1.0).workers is not None
 
 
@@ -177,7 +181,7 @@ def test_counts_of_another_version_are_not_known(odd: Any) -> None:
 
 
 def test_nobody_who_writes_incidents_down_is_no_good_news(deployment: Deployment) -> None:
-    """Where no supervisor watches what runs, `holdfast incidents` does not say that nothing died."""
+    """Where no supervisor watches what runs, `holdfast get incidents` does not say that nothing died."""
     done = run(deployment.folder, "incidents")
     assert "nothing has failed" not in done.stdout
     assert "supervisor: none: nothing is recorded" in done.stdout
@@ -186,7 +190,7 @@ def test_nobody_who_writes_incidents_down_is_no_good_news(deployment: Deployment
 def test_no_share_of_a_promise_that_nobody_made() -> None:
     """Without a promised rate there is no percentage of one."""
     capacity = CapacityShown(promised=False, words="no rate is promised (1 worker)")
-    found = seen(looked(ControlPage(leads=True, level=Level(), capacity=capacity), worker("worker-1a")))
+    found = seen(looked(ControlPage(leads=True, level=LevelShown(), capacity=capacity), worker("worker-1a")))
     assert "level 0   no rate is promised (1 worker)" in shown(found, 100)
 
 
@@ -216,9 +220,7 @@ def test_a_deployment_of_real_processes(deployment: Deployment) -> None:
 
 
 def run(state_dir: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "holdfast", *words]
-    environ = {"PATH": "/usr/bin:/bin", "HOME": str(state_dir), "HOLDFAST_STATE_DIR": str(state_dir)}
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    return said_here(words, {"HOME": str(state_dir), "HOLDFAST_STATE_DIR": str(state_dir)})
 
 
 def test_where_nobody_watches_it_is_one_page(tmp_path: Path) -> None:

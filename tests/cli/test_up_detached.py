@@ -10,11 +10,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from up_rig import Place, until
 
+from holdfast.supervise.records import read_kept
+from holdfast.testing.clients import Stream, chat_body
+from holdfast.testing.deployment import Deployment
 from holdfast.testing.processes import freeze
+from tests.rigs.cli.in_process import said_here
+from tests.rigs.cli.up_place import Asker, Place, until
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
+KEY = "first-secret-key"
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +97,7 @@ def test_a_stopped_process_shows_as_stopped(shared: Place) -> None:
 def test_a_second_up_says_so(shared: Place) -> None:
     """A second `up` on the same place is refused in one line that names the first and the mend."""
     for words in ((), ("--detach",)):
-        done = shared.run("up", "--engine", "sim", *words)
+        done = shared.say("up", "--engine", "sim", *words)
         assert done.returncode == 1
         assert done.stderr.count("\n") == 1
         assert f"already running (pid {shared.lock()['pid']})" in done.stderr
@@ -101,8 +106,7 @@ def test_a_second_up_says_so(shared: Place) -> None:
 
 def test_a_busy_port_is_refused_before_anything_starts(shared: Place, place: Place) -> None:
     """Another deployment on a port in use gets one line with the port and the mend, and starts nothing."""
-    place.port = shared.port
-    done = place.up()
+    done = place.say("up", "--port", str(shared.port), *place.shape)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert f"port {shared.port} " in done.stderr
@@ -112,31 +116,39 @@ def test_a_busy_port_is_refused_before_anything_starts(shared: Place, place: Pla
 
 def test_chaos_needs_leave(shared: Place) -> None:
     """A worker without --allow-chaos cannot be broken, and a worker that isn't there is named."""
-    done = shared.run("chaos", "worker-1", "wedge")
+    done = shared.say("chaos", "worker-1", "wedge")
     assert done.returncode == 1
     assert "--allow-chaos" in done.stderr
-    done = shared.run("chaos", "worker-7", "wedge")
+    done = shared.say("chaos", "worker-7", "wedge")
     assert "worker-1, worker-2" in done.stderr
 
 
-def test_faults_are_sent(place: Place) -> None:
-    """With --allow-chaos a fault reaches the worker: a crashed one is started again, a wrong one is refused by name."""
-    assert place.up("--workers", "1", "--allow-chaos").returncode == 0
-    before = place.record("worker-1")["pid"]
-    done = place.run("chaos", "worker-1", "slow", "--factor", "3")
-    assert (done.returncode, done.stdout) == (0, f"worker-1 (pid {before}): slow 3.0\n")
-    done = place.run("chaos", "worker-1", "sing")
-    assert done.returncode == 1
-    assert "crash, stop, wedge" in done.stderr
-    assert place.run("chaos", "worker-1", "crash").returncode == 0
-    until(lambda: place.back("worker-1", before), "the worker to be back")
+def test_faults_are_sent(deployment: Deployment) -> None:
+    """With --allow-chaos a fault reaches the worker; a wrong one is refused by name."""
+    pid = deployment.record("worker-0")["pid"]
+    environ = {"HOLDFAST_STATE_DIR": str(deployment.folder)}
+    try:
+        done = said_here(("chaos", "worker-0", "slow", "--factor", "1.5"), environ)
+        assert (done.returncode, done.stdout) == (0, f"worker-0 (pid {pid}): slow 1.5\n")
+    finally:
+        assert said_here(("chaos", "worker-0", "clear"), environ).returncode == 0
+    done = said_here(("chaos", "worker-0", "sing"), environ)
+    assert (done.returncode, "crash, stop, wedge" in done.stderr) == (1, True)
+
+
+def answered(place: Place) -> bool:
+    """Ask with the key; return whether the answer came to a good end."""
+    body = chat_body("hello", 20, model=place.model)
+    return Stream(place.port, body, authorization=f"Bearer {KEY}").answer().wrong == ""
 
 
 def test_it_serves_heals_outlives_its_supervisor_and_goes(place: Place) -> None:
-    """Serve; a killed worker or frontend is back; a killed supervisor harms nobody; the next one adopts; `down` ends
-    all."""
+    """Serve; a killed worker or frontend is back; a killed supervisor harms no process; the next one adopts them, and
+    the API keys with them, though its shell has none; `down` ends all, and leaves nothing to adopt."""
+    place.env["HOLDFAST_API_KEYS"] = KEY
     assert place.up().returncode == 0
-    assert place.chat().wrong == ""
+    del place.env["HOLDFAST_API_KEYS"]
+    assert answered(place)
     for name, pid in place.pids_of("worker-1", "frontend").items():
         os.kill(pid, signal.SIGKILL)
         until(lambda name=name, pid=pid: place.back(name, pid), f"{name} to be back")  # type: ignore[misc]
@@ -146,10 +158,15 @@ def test_it_serves_heals_outlives_its_supervisor_and_goes(place: Place) -> None:
     pids = place.pids_of(*names)
     place.lose_supervisor()
     assert set(pids.values()) <= place.pids()
-    assert place.chat().wrong == ""
+    assert answered(place)
     assert "no supervisor" in place.run("ps").stdout
 
-    assert place.up().returncode == 0
+    with Asker(place) as without_key:
+        again = place.up()
+    assert again.returncode == 0, again.stderr
+    assert "The API keys of the last `holdfast up` here still apply" in again.stdout
+    assert without_key.statuses <= {0, 401}
+    assert answered(place)
     assert place.pids_of(*names) == pids
     adopted = place.record("worker-2")["pid"]
     os.kill(adopted, signal.SIGKILL)
@@ -160,6 +177,7 @@ def test_it_serves_heals_outlives_its_supervisor_and_goes(place: Place) -> None:
     assert all(f"{name} stopped" in done.stdout for name in names)
     assert place.pids() == set()
     assert place.ps() == {}
+    assert read_kept(place.state_dir) == [], "the next `up` is a new one, without these keys"
     again = place.run("down")
     assert again.returncode == 0
     assert "nothing runs" in again.stdout

@@ -10,10 +10,10 @@ import threading
 from typing import Any
 
 import pytest
-from up_rig import START_S, Place, until
 
 from holdfast.cli import down
 from holdfast.supervise.lock import Holder, sign, take_lock
+from tests.rigs.cli.up_place import START_S, Place, until
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 SHAPE = ("--engine", "sim", "--standbys", "0")

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from up_rig import Place, until
+
+from tests.rigs.cli.up_place import Place, until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FIRST, SECOND = (str(EXAMPLES / f"upgrade-v{number}.yaml") for number in (1, 2))

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from up_rig import PAIR, Place, until
 
 from holdfast.testing.place import fetch
+from tests.rigs.cli.up_place import PAIR, Place, until
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 

@@ -10,11 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from terminal_rig import OnTerminal
-from up_rig import Place
 
 from holdfast.core.errors import UserError
-from holdfast.engines.torch.files.fetch import SMOLLM2, fetch
+from holdfast.engines.torch.files.resolve import SMOLLM2, fetch
 from holdfast.roles.model_names import named
 from holdfast.roles.running import log_dir
 from holdfast.roles.starting import IMPORTING, LOADING, WAITING, WARMING, Start, phase_of
@@ -23,6 +21,8 @@ from holdfast.spec.launch import FrontendLaunch, WorkerLaunch
 from holdfast.spec.plan import plan
 from holdfast.supervise.processes import LocalProcesses
 from holdfast.supervise.records import launch_path
+from tests.rigs.cli.pseudo_terminal import OnTerminal
+from tests.rigs.cli.up_place import Place
 
 pytestmark = pytest.mark.alone
 TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")

@@ -7,10 +7,10 @@ import subprocess
 from typing import Any
 
 import pytest
-from up_rig import Place, until
 
 from holdfast.roles.starting import lacks
 from holdfast.testing.place import free_port
+from tests.rigs.cli.up_place import Place, until
 
 STORE = "tcp://127.0.0.1:{port}"
 SHAPE = ("--engine", "sim", "--standbys", "0")

@@ -1,4 +1,4 @@
-"""`holdfast worker` by itself: from the environment a pod gives its engines, and what its flags mean."""
+"""`holdfast run worker` by itself: from the environment a pod gives its engines, and what its flags mean."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from up_rig import Place, until
 
 from holdfast.cli import start as starting
 from holdfast.cli.app import run
@@ -26,6 +25,7 @@ from holdfast.spec.names import group_of
 from holdfast.spec.plan import plan
 from holdfast.supervise.records import read_records
 from holdfast.testing.place import free_port, get_json
+from tests.rigs.cli.up_place import Place, until
 
 STATE = Path("/tmp/hf")  # of plans that nobody carries out
 # What an operator gives each engine of a pod, and nothing else.

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from holdfast.bench.health.rig import Rig, watched
 from holdfast.core.requests import Sampling
 from holdfast.engines.sim import vocabulary
 from holdfast.engines.sim.language import Sequence
@@ -18,6 +17,7 @@ from holdfast.health.expectations import BANDS, TOP, answer_of, is_fit
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.place import get_json
 from holdfast.testing.waiting import in_thread, until
+from tests.rigs.health.verdicts import WatchedDeployment, watched
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone]
 
@@ -40,7 +40,7 @@ def sure_of(count: int) -> tuple[str, list[int]]:
     raise AssertionError("there is one")
 
 
-def page(rig: Rig) -> dict[str, Any]:
+def page(rig: WatchedDeployment) -> dict[str, Any]:
     return get_json(rig.deployment.record("control")["status"], "/health")
 
 

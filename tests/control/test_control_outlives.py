@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.bench.health.judging import Verdict
-from holdfast.bench.health.rig import Rig, watched
-from holdfast.health.standing import Status
+from holdfast.health.standing import HealthStatus
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.place import get_json
 from holdfast.testing.waiting import in_thread, until
+from tests.rigs.health.verdicts import Verdict, WatchedDeployment, watched
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone]
 
@@ -28,7 +27,7 @@ AWAY_S = 20.0  # for how long the store is
 
 
 @contextlib.asynccontextmanager
-async def running(workers: int = 3) -> AsyncIterator[Rig]:
+async def running(workers: int = 3) -> AsyncIterator[WatchedDeployment]:
     """Workers that control thinks well of."""
     with Deployment(workers, SIM, control={"health": HEALTH}) as place:
         async with watched(place) as rig:
@@ -36,12 +35,12 @@ async def running(workers: int = 3) -> AsyncIterator[Rig]:
             yield rig
 
 
-def page(rig: Rig, name: str = "control") -> dict[str, Any]:
+def page(rig: WatchedDeployment, name: str = "control") -> dict[str, Any]:
     status = rig.deployment.record(name).get("status", "")
     return get_json(status, "/health") if status else {}
 
 
-async def leads(rig: Rig, name: str = "control") -> None:
+async def leads(rig: WatchedDeployment, name: str = "control") -> None:
     def does() -> bool:
         with contextlib.suppress(OSError):
             return bool(page(rig, name).get("leads"))
@@ -50,7 +49,7 @@ async def leads(rig: Rig, name: str = "control") -> None:
     await until(lambda: in_thread(does), f"{name} to lead", BOUND_S)
 
 
-async def checked_since(rig: Rig, names: Iterable[str], since_unix_s: float) -> None:
+async def checked_since(rig: WatchedDeployment, names: Iterable[str], since_unix_s: float) -> None:
     """Each of them passed a check that was sent after that."""
 
     def all_were() -> bool:
@@ -60,7 +59,7 @@ async def checked_since(rig: Rig, names: Iterable[str], since_unix_s: float) -> 
     await until(all_were, f"a check of {names} after control's return", BOUND_S)
 
 
-async def falls(rig: Rig, name: str) -> Verdict:
+async def falls(rig: WatchedDeployment, name: str) -> Verdict:
     def fell() -> Verdict | None:
         found = rig.verdict(name)
         return found if found is not None and found.record.standing.fall else None
@@ -84,11 +83,13 @@ def hold(history: list[Verdict]) -> None:
 
 
 def never_fell(history: list[Verdict], names: Iterable[str]) -> None:
-    wrong = [one for one in history if one.name in names and (one.record.standing.fall or one.status is Status.DEAD)]
+    wrong = [
+        one for one in history if one.name in names and (one.record.standing.fall or one.status is HealthStatus.DEAD)
+    ]
     assert not wrong, wrong[0]
 
 
-async def answers(rig: Rig) -> None:
+async def answers(rig: WatchedDeployment) -> None:
     """A client is answered whole."""
     stream = await in_thread(lambda: rig.deployment.stream("hello", 20))
     answer = await in_thread(stream.answer)
@@ -179,7 +180,7 @@ async def test_a_store_that_is_away(how: str) -> None:
         place.signal(stopped, signal.SIGCONT)
 
 
-def _falls_of(rig: Rig, name: str) -> list[int]:
+def _falls_of(rig: WatchedDeployment, name: str) -> list[int]:
     seen = [one.record.standing.fall for one in rig.verdicts.history if one.name == name]
     return sorted(set(seen))
 
@@ -200,6 +201,6 @@ async def test_nothing_that_hangs_keeps_control() -> None:
         place.signal(place.worker_names[0], signal.SIGCONT)
 
 
-def _status(rig: Rig) -> str:
+def _status(rig: WatchedDeployment) -> str:
     record = rig.deployment.record("control")
     return str(record.get("status", "")) if record.get("pid") == rig.deployment.pid("control") else ""

@@ -5,23 +5,18 @@ the kernel's log."""
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "health"))
-
-from fault_sources import FIRST, SECOND, FakeNvml, LogPipe, fake_nvml
-
-from holdfast.bench.health.judging import Verdict
-from holdfast.bench.health.rig import Rig, watched
-from holdfast.health.standing import Status
+from holdfast.health.standing import HealthStatus
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.place import fetch, get_json
 from holdfast.testing.waiting import in_thread, until
+from tests.rigs.health.fault_sources import FIRST, SECOND, FakeNvml, LogPipe, fake_nvml
+from tests.rigs.health.verdicts import Verdict, WatchedDeployment, watched
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone]
 
@@ -50,7 +45,7 @@ def log(tmp_path: Path) -> Iterator[LogPipe]:
     made.close()
 
 
-async def has(rig: Rig, name: str, status: Status) -> Verdict:
+async def has(rig: WatchedDeployment, name: str, status: HealthStatus) -> Verdict:
     def found() -> Verdict | None:
         verdict = rig.verdict(name)
         return verdict if verdict is not None and verdict.status is status else None
@@ -58,12 +53,12 @@ async def has(rig: Rig, name: str, status: Status) -> Verdict:
     return await until(found, f"{name} to be {status.name}", BOUND_S)  # type: ignore[no-any-return]
 
 
-def control_page(rig: Rig, path: str) -> bytes:
+def control_page(rig: WatchedDeployment, path: str) -> bytes:
     return fetch(rig.deployment.record("control")["status"], path)[1]
 
 
 @contextlib.asynccontextmanager
-async def running(nvml: FakeNvml, log: LogPipe) -> AsyncIterator[Rig]:
+async def running(nvml: FakeNvml, log: LogPipe) -> AsyncIterator[WatchedDeployment]:
     nvml.asks(0, 0)
     nvml.asks(1, 0)
     health = HEALTH | {"kernel_log": str(log.path), "nvml": str(nvml.library)}
@@ -88,20 +83,20 @@ async def test_a_fault_stands_until_it_is_mended(nvml: FakeNvml, log: LogPipe) -
     sound again."""
     async with running(nvml, log) as rig:
         nvml.xid(0, 79)
-        await has(rig, "worker-0", Status.UNHEALTHY)
+        await has(rig, "worker-0", HealthStatus.UNHEALTHY)
         await _reset_needed(rig, nvml, log)
         await _remembered(rig)
         await _mended(rig, nvml)
 
 
-async def _ignorable(rig: Rig, log: LogPipe) -> None:
+async def _ignorable(rig: WatchedDeployment, log: LogPipe) -> None:
     log.write(f"NVRM: Xid (PCI:{FIRST}): 31, pid=4242, name=other, MMU fault")
     told = f'holdfast_device_faults_total{{device="{FIRST}",severity="ignorable",source="kernel log",xid="31"}} 1.0'
     await until(lambda: in_thread(lambda: told in _lines(rig)), "the fault to be counted", BOUND_S)
     assert not rig.unsound()
 
 
-def _lines(rig: Rig) -> set[str]:
+def _lines(rig: WatchedDeployment) -> set[str]:
     """Of the metrics, each with its labels in order."""
     lines = control_page(rig, "/metrics").decode().splitlines()
     return {_sorted(line) for line in lines if line.startswith("holdfast_device_faults_total{")}
@@ -113,14 +108,14 @@ def _sorted(line: str) -> str:
     return f"{name}{{{','.join(sorted(labels.split(',')))}}}{value}"
 
 
-async def _fatal(rig: Rig, nvml: FakeNvml) -> None:
+async def _fatal(rig: WatchedDeployment, nvml: FakeNvml) -> None:
     place = rig.deployment
     streams = [await in_thread(lambda: place.stream("hello", 300)) for _ in range(STREAMS)]
     for stream in streams:
         await in_thread(stream.wait_tokens)
     nvml.xid(0, 79)
     for name in ("worker-0", "worker-1"):
-        verdict = await has(rig, name, Status.UNHEALTHY)
+        verdict = await has(rig, name, HealthStatus.UNHEALTHY)
         assert "Xid 79: the GPU has fallen off the bus" in verdict.record.standing.reason
         assert verdict.record.standing.fall == 1
     answers = [await in_thread(stream.answer) for stream in streams]
@@ -129,7 +124,7 @@ async def _fatal(rig: Rig, nvml: FakeNvml) -> None:
     assert sorted(rig.unsound()) == ["worker-0", "worker-1"]
 
 
-async def _own_report(rig: Rig) -> None:
+async def _own_report(rig: WatchedDeployment) -> None:
     """A worker that meets an error which stays says so, and exits."""
     name = "worker-3"
     await in_thread(lambda: rig.deployment.chaos(name, "device_error"))
@@ -141,9 +136,9 @@ async def _own_report(rig: Rig) -> None:
     await until(told, "its own word, and its end", BOUND_S)
 
 
-async def _reset_needed(rig: Rig, nvml: FakeNvml, log: LogPipe) -> None:
+async def _reset_needed(rig: WatchedDeployment, nvml: FakeNvml, log: LogPipe) -> None:
     log.write(f"NVRM: Xid (PCI:{SECOND}): 64, pid=<unknown>, Row Remapper Error")
-    kept = await has(rig, "worker-2", Status.SUSPICIOUS)
+    kept = await has(rig, "worker-2", HealthStatus.SUSPICIOUS)
     assert "Xid 64: a row of memory could not be remapped" in kept.record.standing.reason
     assert kept.record.last_resort, "two of four are out already: a third that drains would leave one"
     nvml.asks(1, 1)
@@ -154,7 +149,7 @@ async def _reset_needed(rig: Rig, nvml: FakeNvml, log: LogPipe) -> None:
     assert sound.sound
 
 
-async def _remembered(rig: Rig) -> None:
+async def _remembered(rig: WatchedDeployment) -> None:
     place = rig.deployment
     place.kill("control")
     place.start_control()
@@ -170,9 +165,9 @@ async def _remembered(rig: Rig) -> None:
     assert shown["fault_sources"]["kernel log"].startswith("reads ")
 
 
-async def _mended(rig: Rig, nvml: FakeNvml) -> None:
+async def _mended(rig: WatchedDeployment, nvml: FakeNvml) -> None:
     nvml.asks(1, 0)
     nvml.xid(1, 45)
-    await has(rig, "worker-2", Status.HEALTHY)
+    await has(rig, "worker-2", HealthStatus.HEALTHY)
     fallen = {one.name for one in rig.verdicts.history if one.record.standing.fall}
     assert fallen == {"worker-0", "worker-1", "worker-4"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from holdfast.control.event_metrics import EventMetrics
+from holdfast.control.event_mirror import EventMetrics
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 

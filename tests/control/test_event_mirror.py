@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.control.event_metrics import EventMetrics
-from holdfast.control.event_mirror import EventMirror
+from holdfast.control.event_mirror import EventMetrics, EventMirror
 from holdfast.control.redis_stream import RedisStream
 from holdfast.core.tasks import beside
 from holdfast.discovery.keys import REPORTS
@@ -21,9 +20,9 @@ from holdfast.fleet.desired import Model
 from holdfast.fleet.records import ask
 from holdfast.store.contract import Store
 from holdfast.testing.waiting import BOUND_S, until
-from keeper_rig import wish
-from redis_rig import Redis, running
-from served_store import served_store
+from tests.rigs.redis_process import Redis, running
+from tests.rigs.store.served import served_store
+from tests.rigs.worlds.fleet_controllers import wish
 
 __all__ = ["running"]
 MANY = 30

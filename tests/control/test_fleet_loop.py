@@ -10,14 +10,13 @@ from typing import cast
 
 import msgspec
 import pytest
-from fleet_rig import Site, StoreProcess, site
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.control import fleet_feed
-from holdfast.control.contact import Contact
 from holdfast.control.fleet_loop import loads_of
 from holdfast.control.metrics import ControlMetrics
-from holdfast.control.showing import View
+from holdfast.control.showing import ControlView
+from holdfast.control.worker_probe import WorkerProbe
 from holdfast.core.tasks import first
 from holdfast.discovery.keys import REPORTS
 from holdfast.fleet.controller import WAITED_FOR
@@ -26,10 +25,11 @@ from holdfast.fleet.hearing import FORGET_S, GRACE_S
 from holdfast.fleet.records import Book, book_key, node_key, orders_key, wish_key
 from holdfast.fleet.scaling import Scaling
 from holdfast.fleet.traffic import Load
-from holdfast.health.records import Demand, Report
+from holdfast.health.records import Demand, ReportRecord
 from holdfast.testing.waiting import BOUND_S, until
 from holdfast.wire.messages import Beat
-from keeper_rig import wish
+from tests.rigs.fleet.processes import Site, StoreProcess, site
+from tests.rigs.worlds.fleet_controllers import wish
 
 LIFE_WRITES_MAX = 60  # of a whole life, as `live` has it: about half as many
 
@@ -245,7 +245,7 @@ async def test_a_held_request_brings_one_up(process: StoreProcess) -> None:
         await here.want(model("said", wanted=0))
         now_s = here.clock.unix_s()
         demand = {f"served-{key}": Demand(1, now_s) for key in ("m", "said")}
-        report = Report(name="f", at_unix_s=now_s, demand=demand)
+        report = ReportRecord(name="f", at_unix_s=now_s, demand=demand)
         here.store.register(f"{REPORTS}d/f", msgspec.json.encode(report))
         await until(lambda: here.serving() == 1, "one that serves")
         assert (await here.wanted("m"), await here.wanted("said")) == (1, 0)
@@ -259,7 +259,7 @@ async def test_a_held_request_brings_one_up(process: StoreProcess) -> None:
 def test_who_waited_before_there_was_a_wish_counts() -> None:
     """A report is not said again while nothing in it changes."""
     feed = fleet_feed.FleetFeed("d", "k")
-    report = Report(name="f", at_unix_s=1.0, demand={"served-m": Demand(2, 1.0)})
+    report = ReportRecord(name="f", at_unix_s=1.0, demand={"served-m": Demand(2, 1.0)})
     values = {f"{REPORTS}d/f": msgspec.json.encode(report)}
     feed.begin({}, 10.0)
     feed.feed(values, 10.0)
@@ -299,7 +299,7 @@ async def test_what_a_fleet_does_is_counted_and_told(process: StoreProcess, capl
 
 
 def scraped(metrics: ControlMetrics) -> dict[tuple[str, tuple[str, ...]], float]:
-    view = View(name="c", leads=True)
+    view = ControlView(name="c", leads=True)
     return {
         (sample.name, tuple(sample.labels[label] for label in family_labels(sample.labels))): sample.value
         for family in text_string_to_metric_families(metrics.page(view).decode())
@@ -328,10 +328,10 @@ async def test_who_lost_the_lock_writes_nothing_more(process: StoreProcess) -> N
 def test_what_workers_carry_is_summed_by_model() -> None:
     """Of those that are active and have said something; the KV of all of them is one."""
 
-    def worker(name: str, beat: Beat | None, *, active: bool = True) -> Contact:
+    def worker(name: str, beat: Beat | None, *, active: bool = True) -> WorkerProbe:
         instance = SimpleNamespace(card=SimpleNamespace(name=name))
         facts, beats = SimpleNamespace(active=active), SimpleNamespace(last=beat)
-        return cast(Contact, SimpleNamespace(instance=instance, facts=facts, beats=beats))
+        return cast(WorkerProbe, SimpleNamespace(instance=instance, facts=facts, beats=beats))
 
     def beat(running: int, waiting: int, blocks: int, free: int) -> Beat:
         return Beat(1, 1, 0.0, 0.0, 0.0, running, waiting, blocks=blocks, blocks_free=free)

@@ -7,18 +7,18 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.control.level_loop import LevelLoop
+from holdfast.control.leadership import LevelLoop
 from holdfast.control.outbox import Outbox
 from holdfast.discovery.keys import LEVELS
-from holdfast.health.records import Report
-from holdfast.spec.levels import LevelSettings, SloSettings
+from holdfast.health.records import ReportRecord
+from holdfast.spec.health import LevelSettings, SloSettings
 from holdfast.store.contract import Store
 
 
 def loop() -> LevelLoop:
     outbox = Outbox(cast(Store, None), asyncio.Event())
     settings = LevelSettings(slo=SloSettings(requests_per_s=10.0))
-    return LevelLoop(settings, "d", outbox, unix_s=lambda: 0.0, tell=lambda spared: None)
+    return LevelLoop(settings, "d", outbox, unix_s=lambda: 0.0, on_spare=lambda spared: None)
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ async def test_what_a_frontend_says_that_cannot_be_is_not_counted(more: dict[str
     """What requests are like stays what it was, and the next report counts."""
     made = loop()
     for ended in (10**400, 0, 1):
-        made.reported("f", Report(name="f", at_unix_s=0.0, ended=ended))
+        made.on_report("f", ReportRecord(name="f", at_unix_s=0.0, ended=ended))
     profile = made._levels.profile
     before = profile.prompt_tokens
-    made.reported("f", Report(name="f", at_unix_s=0.0, **{"ended": 2, **more}))
+    made.on_report("f", ReportRecord(name="f", at_unix_s=0.0, **{"ended": 2, **more}))
     assert (profile.requests, profile.prompt_tokens) == (1, before)

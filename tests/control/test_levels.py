@@ -9,35 +9,38 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.control.levels import (
+from holdfast.control.degradation import (
     PLAN_S,
     WAKE_S,
-    Beaten,
-    Came,
-    Effect,
-    Ended,
-    Event,
-    Facts,
-    Levels,
-    Tick,
-    Weighed,
-    Went,
+    BeatReceived,
+    LevelController,
+    LevelEffect,
+    LevelEvent,
+    RequestsEnded,
+    WorkerCame,
+    WorkerWeighed,
+    WorkerWent,
     WriteLevel,
 )
+from holdfast.control.worker_health import WorkerFacts
+from holdfast.core.ports import DeadlineReached
 from holdfast.health.records import HealthRecord
-from holdfast.health.standing import Standing, Status
+from holdfast.health.standing import HealthStatus, WorkerStanding
 from holdfast.routing.degradation import LevelRecord, level_at
-from holdfast.routing.spares import Spared
-from holdfast.spec.levels import LevelSettings, SloSettings, SpareSettings
-from transcript_book import must_go_as_written, transcripts
+from holdfast.routing.spares import SpareChanged
+from holdfast.spec.health import LevelSettings, SloSettings, SpareSettings
+from tests.rigs.transcripts import must_go_as_written, stories
 
-TRANSCRIPTS = transcripts("levels")
-CAUSES = {Status.UNHEALTHY: {"lost": "stopped"}, Status.SUSPICIOUS: {"slow": "slow"}, Status.HEALTHY: {}}
-WEIGHTS = {Status.UNHEALTHY: 0.0, Status.SUSPICIOUS: 0.5, Status.HEALTHY: 1.0}
+CAUSES = {
+    HealthStatus.UNHEALTHY: {"lost": "stopped"},
+    HealthStatus.SUSPICIOUS: {"slow": "slow"},
+    HealthStatus.HEALTHY: {},
+}
+WEIGHTS = {HealthStatus.UNHEALTHY: 0.0, HealthStatus.SUSPICIOUS: 0.5, HealthStatus.HEALTHY: 1.0}
 
 
-def standing(status: Status, *, quarantined: bool = False) -> Standing:
-    return Standing(
+def standing(status: HealthStatus, *, quarantined: bool = False) -> WorkerStanding:
+    return WorkerStanding(
         status=status, weight=WEIGHTS[status], reason="", causes=CAUSES[status], quarantined=quarantined, load=1
     )
 
@@ -52,43 +55,43 @@ class Deployment:
         self.now_s = 1000.0
         self.written: LevelRecord | None = None
         self.records: dict[str, HealthRecord] = {}
-        self.facts: dict[str, Facts] = {}
+        self.facts: dict[str, WorkerFacts] = {}
         self.tokens: dict[str, int] = {}
-        self.kept = Levels(self.settings)
-        self.said: list[tuple[float, Effect]] = []
+        self.kept = LevelController(self.settings)
+        self.said: list[tuple[float, LevelEffect]] = []
 
-    def tell(self, event: Event) -> list[Effect]:
+    def tell(self, event: LevelEvent) -> list[LevelEffect]:
         effects = list(self.kept.step(event, self.now_s))
         for effect in effects:
             self.said.append((self.now_s, effect))
             match effect:
                 case WriteLevel():
                     self.written = effect.record
-                case Spared():
+                case SpareChanged():
                     self.records[effect.name] = msgspec.structs.replace(self.records[effect.name], spare=effect.spare)
         return effects
 
     def comes(self, name: str, *, group: str = "", active: bool = True, kind: str = "m") -> None:
-        facts = Facts(name, kind, places=8, group=group, active=active)
+        facts = WorkerFacts(name, kind, group=group, active=active)
         self.facts[name] = facts
-        self.tell(Came(name, facts))
-        self.weigh(name, Status.HEALTHY)
+        self.tell(WorkerCame(name, facts, 8))
+        self.weigh(name, HealthStatus.HEALTHY)
 
-    def weigh(self, name: str, status: Status, *, quarantined: bool = False) -> None:
+    def weigh(self, name: str, status: HealthStatus, *, quarantined: bool = False) -> None:
         spare = name in self.records and self.records[name].spare
         record = HealthRecord(name=name, standing=standing(status, quarantined=quarantined), spare=spare)
         self.records[name] = record
-        self.tell(Weighed(name, record))
+        self.tell(WorkerWeighed(name, record))
 
     def goes(self, name: str) -> None:
         del self.facts[name], self.records[name]
-        self.tell(Went(name))
+        self.tell(WorkerWent(name))
 
     def wait(self, seconds: float) -> None:
         end_s = self.now_s + seconds
         while (due_s := self.kept.next_deadline_s()) <= end_s:
             self.now_s = max(due_s, self.now_s)
-            self.tell(Tick())
+            self.tell(DeadlineReached())
         self.now_s = end_s
 
     def run(self, names: list[str], streams: int, pace_ms: float, seconds: int) -> None:
@@ -97,18 +100,18 @@ class Deployment:
             self.now_s += 0.1
             for name in names:
                 self.tokens[name] = self.tokens.get(name, 0) + round(streams * 100 / pace_ms)
-                self.tell(Beaten(name, streams, self.tokens[name]))
-            self.tell(Tick())
+                self.tell(BeatReceived(name, streams, self.tokens[name]))
+            self.tell(DeadlineReached())
 
     def restart(self, after_s: float) -> None:
         """Control is killed, and another leads after a while: it reads what stands, and finds those that are there."""
         self.now_s += after_s
         level = msgspec.json.decode(msgspec.json.encode(self.written), type=LevelRecord) if self.written else None
         judged = bool(self.facts.keys() & self.records.keys())
-        self.kept = Levels(self.settings, level, judged=judged)
+        self.kept = LevelController(self.settings, level, judged=judged)
         for name, facts in self.facts.items():
-            self.tell(Came(name, facts))
-            self.tell(Weighed(name, self.records[name]))
+            self.tell(WorkerCame(name, facts, 8))
+            self.tell(WorkerWeighed(name, self.records[name]))
 
     @property
     def levels(self) -> list[int]:
@@ -141,12 +144,12 @@ def test_levels_follow_the_workers_that_fall_and_return() -> None:
     them = whole(10)
     for left, doubted, level in [(9, 0, 1), (7, 0, 2), (4, 1, 3), (2, 0, 4), (0, 0, 4)]:
         for number in range(1, 11):
-            status = Status.HEALTHY if number <= left else Status.UNHEALTHY
-            them.weigh(f"w{number:02}", Status.SUSPICIOUS if left < number <= left + doubted else status)
+            status = HealthStatus.HEALTHY if number <= left else HealthStatus.UNHEALTHY
+            them.weigh(f"w{number:02}", HealthStatus.SUSPICIOUS if left < number <= left + doubted else status)
         them.wait(60)
         assert them.kept.level == level
     for number in range(1, 11):
-        them.weigh(f"w{number:02}", Status.HEALTHY)
+        them.weigh(f"w{number:02}", HealthStatus.HEALTHY)
     them.wait(60)
     assert them.levels[:5] == [0, 1, 2, 3, 4]
     assert them.levels[-1] == 0
@@ -157,7 +160,7 @@ def test_a_worker_that_comes_and_goes_around_a_bound_does_not_make_the_level_fla
     """Every few seconds for an hour: two changes at most, and then it stays where it was safe."""
     them = whole(4)
     for number in range(1, 900):
-        them.weigh("w01", Status.UNHEALTHY if number % 2 else Status.SUSPICIOUS)
+        them.weigh("w01", HealthStatus.UNHEALTHY if number % 2 else HealthStatus.SUSPICIOUS)
         them.wait(4)
     assert len(them.levels) <= 3
 
@@ -169,25 +172,12 @@ def test_models_share_a_promise_and_the_loss_of_one_is_its_share() -> None:
         them.comes(f"a{number}", kind="a")
     them.comes("b", kind="b")
     them.wait(2)
-    them.weigh("b", Status.UNHEALTHY)
+    them.weigh("b", HealthStatus.UNHEALTHY)
     them.wait(60)
     assert them.kept.level == 1
 
 
 # -- starting
-
-
-def test_a_deployment_that_starts_is_not_degraded() -> None:
-    """One of four workers is there, for longer than a fall takes: level 0; when all are there one may be missed."""
-    them = Deployment(workers=4)
-    them.wait(10)
-    for number in range(4):
-        them.comes(f"w{number}")
-        them.wait(20)
-    assert (them.levels, them.kept.starting) == ([0], False)
-    them.weigh("w0", Status.UNHEALTHY)
-    them.wait(60)
-    assert them.levels == [0, 1]
 
 
 def test_a_start_that_does_not_come_to_its_end_is_a_loss() -> None:
@@ -230,7 +220,7 @@ def test_control_goes_on_from_what_is_written(level: int) -> None:
     ratio = (1.0, 0.9, 0.7, 0.4, 0.2)[level]
     them = whole(10)
     for number in range(round(ratio * 10) + 1, 11):
-        them.weigh(f"w{number:02}", Status.UNHEALTHY)
+        them.weigh(f"w{number:02}", HealthStatus.UNHEALTHY)
     them.wait(60)
     assert them.kept.level == level
     them.said.clear()
@@ -306,10 +296,10 @@ def test_a_told_number_is_missed_for_ever_but_does_not_refuse_everybody_for_ever
     assert them.kept.level == 3
     them.wait(10 * PLAN_S)
     assert (them.kept.level, them.written.planned) == (3, 10)
-    them.weigh("w01", Status.SUSPICIOUS)
+    them.weigh("w01", HealthStatus.SUSPICIOUS)
     them.wait(60)
     assert them.kept.level == 3
-    them.weigh("w01", Status.HEALTHY)
+    them.weigh("w01", HealthStatus.HEALTHY)
     for number in range(3, 11):
         them.comes(f"w{number:02}")
     them.wait(60)
@@ -322,14 +312,14 @@ def test_what_was_measured_refuses_nobody_while_workers_are_there() -> None:
     them = whole(4)
     them.goes("w04")
     them.run(["w01", "w02", "w03"], streams=4, pace_ms=50, seconds=20)
-    them.tell(Ended(6, 600, 60_000))
+    them.tell(RequestsEnded(6, 600, 60_000))
     them.wait(30)
     assert them.kept.capacity is not None
     assert them.kept.capacity.ratio < 0.2
     assert them.kept.level == 3
     them.goes("w02")
     them.goes("w03")
-    them.weigh("w01", Status.SUSPICIOUS)
+    them.weigh("w01", HealthStatus.SUSPICIOUS)
     them.wait(60)
     assert them.kept.level == 4, "an eighth of them is there"
 
@@ -342,10 +332,10 @@ def test_who_fell_and_returns_is_measured_anew() -> None:
     them.run(names, streams=8, pace_ms=200, seconds=20)
     assert them.kept.level > 0
     for name in names:
-        them.weigh(name, Status.UNHEALTHY)
+        them.weigh(name, HealthStatus.UNHEALTHY)
     them.wait(60)
     for name in names:
-        them.weigh(name, Status.HEALTHY)
+        them.weigh(name, HealthStatus.HEALTHY)
     them.run(names, streams=6, pace_ms=10, seconds=60)
     assert them.kept.level == 0
 
@@ -386,7 +376,7 @@ def test_a_takeover_moves_no_level(goes_first: bool) -> None:
         them.wait(WAKE_S - 1)
     them.comes("w1b", group="w1")
     if not goes_first:
-        them.weigh("w1a", Status.UNHEALTHY)
+        them.weigh("w1a", HealthStatus.UNHEALTHY)
         them.goes("w1a")
     them.wait(1)
     them.comes("w1a", group="w1", active=False)
@@ -411,7 +401,7 @@ def test_the_standby_of_doubted_weights_is_no_capacity() -> None:
     """A pair shares its weights: where they are wrong nobody wakes to right ones."""
     them = pairs(2)
     for name in ("w1a", "w1b"):
-        them.weigh(name, Status.UNHEALTHY, quarantined=True)
+        them.weigh(name, HealthStatus.UNHEALTHY, quarantined=True)
     them.wait(5)
     capacity = them.kept.capacity
     assert capacity is not None
@@ -419,22 +409,6 @@ def test_the_standby_of_doubted_weights_is_no_capacity() -> None:
 
 
 # -- spares
-
-
-def test_a_spare_makes_up_for_a_fall_and_no_level_follows() -> None:
-    """In the same moment; and the level stays 0 though a worker is missing."""
-    them = whole(10, "1")
-    assert them.spares == ["w10"]
-    them.said.clear()
-    them.weigh("w03", Status.UNHEALTHY)
-    assert them.said == [(them.now_s, Spared("w10", False, "8 of 9 workers serve"))]
-    them.wait(300)
-    assert them.kept.level == 0
-    them.weigh("w03", Status.HEALTHY)
-    them.wait(59)
-    assert them.spares == []
-    them.wait(2)
-    assert len(them.spares) == 1
 
 
 def test_spares_are_kept_for_each_model() -> None:
@@ -446,7 +420,7 @@ def test_spares_are_kept_for_each_model() -> None:
     them.wait(70)
     assert them.spares == ["a3"]
     them.settings = them.kept.settings
-    them.weigh("a0", Status.UNHEALTHY)
+    them.weigh("a0", HealthStatus.UNHEALTHY)
     assert them.spares == []
 
 
@@ -484,7 +458,7 @@ def test_what_beats_say_is_what_is_measured() -> None:
     for number in range(4):
         them.comes(f"w{number}")
     for _ in range(200):
-        them.tell(Ended(1, 100, 160))
+        them.tell(RequestsEnded(1, 100, 160))
     them.run([f"w{number}" for number in range(4)], streams=8, pace_ms=40.0, seconds=60)
     capacity = them.kept.capacity
     assert capacity is not None
@@ -498,10 +472,10 @@ def test_beats_after_a_pause_or_of_another_process_say_nothing() -> None:
     them = whole(1)
     for step in range(20):
         them.now_s += 10.0
-        them.tell(Beaten("w01", 8, 10 * step))
+        them.tell(BeatReceived("w01", 8, 10 * step))
     for step in range(100, 0, -1):
         them.now_s += 0.5
-        them.tell(Beaten("w01", 8, step))
+        them.tell(BeatReceived("w01", 8, step))
     them.wait(60)
     assert them.kept.level == 0
 
@@ -525,7 +499,11 @@ def test_what_always_holds(spares: str, story: list[tuple[float, str, str]]) -> 
         them.wait(gap_s)
         match what:
             case "heals" | "falls" | "doubted" if name in them.facts:
-                statuses = {"heals": Status.HEALTHY, "falls": Status.UNHEALTHY, "doubted": Status.SUSPICIOUS}
+                statuses = {
+                    "heals": HealthStatus.HEALTHY,
+                    "falls": HealthStatus.UNHEALTHY,
+                    "doubted": HealthStatus.SUSPICIOUS,
+                }
                 them.weigh(name, statuses[what])
             case "comes" if name not in them.facts:
                 them.comes(name)
@@ -538,10 +516,10 @@ def test_what_always_holds(spares: str, story: list[tuple[float, str, str]]) -> 
         assert len(them.spares) <= 1
     for number in range(1, 6):
         name = f"w{number:02}"
-        them.weigh(name, Status.HEALTHY) if name in them.facts else them.comes(name)
+        them.weigh(name, HealthStatus.HEALTHY) if name in them.facts else them.comes(name)
     for _ in range(40):  # sixteen times the longest wait, twice
         them.now_s += 60.0
-        them.tell(Tick())
+        them.tell(DeadlineReached())
     assert them.kept.level == 0
     assert len(them.spares) == (0 if spares == "0" else 1)
 
@@ -559,9 +537,9 @@ class Story(Deployment):
         getattr(self, f"do_{word}")([one for one in words if "=" not in one], values)
         return [f"  {at_s - 1000.0:6.1f}  {self.line(effect)}" for at_s, effect in self.said[before:]]
 
-    def line(self, effect: Effect) -> str:
+    def line(self, effect: LevelEffect) -> str:
         match effect:
-            case Spared():
+            case SpareChanged():
                 return f"{effect.name} {'is a spare' if effect.spare else 'serves'}: {effect.reason}"
             case WriteLevel():
                 return f"level {effect.record.level}: {effect.record.reason}"
@@ -576,11 +554,11 @@ class Story(Deployment):
 
     def do_falls(self, words: list[str], values: dict[str, str]) -> None:
         for name in words:
-            self.weigh(name, Status.UNHEALTHY)
+            self.weigh(name, HealthStatus.UNHEALTHY)
 
     def do_returns(self, words: list[str], values: dict[str, str]) -> None:
         for name in words:
-            self.weigh(name, Status.HEALTHY)
+            self.weigh(name, HealthStatus.HEALTHY)
 
     def do_goes(self, words: list[str], values: dict[str, str]) -> None:
         for name in words:
@@ -596,12 +574,7 @@ class Story(Deployment):
         self.restart(float(words[0]))
 
 
-@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda p: p.stem)
+@stories("levels", least=2)
 def test_the_story_goes_as_written(path: Path) -> None:
     """Every transcript's answers are exactly those the keeper gives."""
     must_go_as_written(path, Story)
-
-
-def test_there_are_stories() -> None:
-    """The transcripts are found where they are kept."""
-    assert len(TRANSCRIPTS) >= 2

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
-import msgspec
 import pytest
 import uvloop
 
-from holdfast.discovery.keys import HEALTH, LEVELS
-from holdfast.health.records import HealthRecord
-from holdfast.health.standing import Status
-from holdfast.routing.degradation import LevelRecord
-from holdfast.store.contract import Deleted, Put, Snapshot, Store
-from holdfast.store.opening import open_store
+from holdfast.health.standing import HealthStatus
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.load import Asking, Load
 from holdfast.testing.waiting import in_thread, until
-from holdfast.wire.net import SocketNetwork
+from tests.rigs.health.verdicts import Verdicts, watched
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 
@@ -30,59 +20,6 @@ BOUND_S = 60.0
 TIMES = {"fall_s": 0.5, "fall_near_s": 1.5, "return_s": 0.5, "return_near_s": 1.5, "hold_s": 2.0}
 PATIENT = TIMES | {"fall_s": 20.0, "fall_near_s": 20.0}  # no level falls for a pause of the machine's
 HEALTH_OFTEN = {"canary_interval_s": 2.0, "canary_share": 1.0}
-
-
-class Written:
-    """What stands in the store, and every level that did."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-        self.levels: list[LevelRecord] = []
-
-    async def follow(self, store: Store, prefix: str) -> None:
-        async for event in store.watch(prefix):
-            match event:
-                case Snapshot(items):
-                    for key, value in items.items():
-                        self._take(key, value)
-                case Put(key, value):
-                    self._take(key, value)
-                case Deleted(key):
-                    self.values.pop(key, None)
-
-    def _take(self, key: str, value: bytes) -> None:
-        self.values[key] = value
-        if key.startswith(LEVELS):
-            self.levels.append(msgspec.json.decode(value, type=LevelRecord))
-
-    @property
-    def level(self) -> int:
-        return self.levels[-1].level if self.levels else -1
-
-    @property
-    def records(self) -> dict[str, HealthRecord]:
-        """Of those that are not dead, by name."""
-        known = [msgspec.json.decode(v, type=HealthRecord) for k, v in self.values.items() if k.startswith(HEALTH)]
-        return {one.name: one for one in known if one.standing.status != Status.DEAD}
-
-    @property
-    def spares(self) -> list[str]:
-        return [name for name, record in self.records.items() if record.spare]
-
-
-@asynccontextmanager
-async def watched(deployment: Deployment) -> AsyncIterator[Written]:
-    store = open_store(deployment.store, SocketNetwork(), random.Random())
-    await store.start()
-    written = Written()
-    following = [asyncio.ensure_future(written.follow(store, prefix)) for prefix in (HEALTH, LEVELS)]
-    try:
-        yield written
-    finally:
-        for task in following:
-            task.cancel()
-        await asyncio.gather(*following, return_exceptions=True)
-        await store.close()
 
 
 def deployed(workers: int, times: dict[str, float], **reserve: Any) -> Deployment:
@@ -100,12 +37,13 @@ def test_the_level_follows_workers_that_are_lost_outlives_control_and_returns() 
 
 
 async def _levels(deployment: Deployment) -> None:
-    async with watched(deployment) as written:
-        await until(lambda: len(written.records) == 4 and _sound(written), "every worker's first check", BOUND_S)
-        assert written.level == 0
+    async with watched(deployment) as rig:
+        written = rig.verdicts
+        await until(lambda: len(written.living) == 4 and _sound(written), "every worker's first check", BOUND_S)
+        assert level(written) == 0
         for name in deployment.worker_names[:2]:
             deployment.signal(name, signal.SIGSTOP)
-        await until(lambda: written.level == 2, "level 2", BOUND_S)
+        await until(lambda: level(written) == 2, "level 2", BOUND_S)
         await in_thread(deployment.kill, "control")
         before = len(written.levels)
         deployment.start_control("control-2")
@@ -115,12 +53,16 @@ async def _levels(deployment: Deployment) -> None:
         assert [record.level for record in written.levels[before:]] == [4]
         for name in deployment.worker_names:
             deployment.signal(name, signal.SIGCONT)
-        await until(lambda: written.level == 0 and _sound(written), "level 0", BOUND_S)
+        await until(lambda: level(written) == 0 and _sound(written), "level 0", BOUND_S)
         assert written.levels[-1].planned == 4
 
 
-def _sound(written: Written) -> bool:
-    return all(record.standing.status == Status.HEALTHY for record in written.records.values())
+def level(written: Verdicts) -> int:
+    return written.levels[-1].level if written.levels else -1
+
+
+def _sound(written: Verdicts) -> bool:
+    return all(record.standing.status == HealthStatus.HEALTHY for record in written.living.values())
 
 
 def test_a_spare_has_no_work_until_a_worker_is_lost_and_serves_in_that_moment() -> None:
@@ -131,7 +73,8 @@ def test_a_spare_has_no_work_until_a_worker_is_lost_and_serves_in_that_moment() 
 
 
 async def _spare(deployment: Deployment) -> None:
-    async with watched(deployment) as written:
+    async with watched(deployment) as rig:
+        written = rig.verdicts
         [spare] = await until(lambda: written.spares, "a spare", BOUND_S)
         await until(lambda: _weights(deployment).get(spare) == 0.0, "the frontend to know it", BOUND_S)
         asking = Asking(deployment.port, Load(8, 40, seed=3))
@@ -142,7 +85,7 @@ async def _spare(deployment: Deployment) -> None:
             lost = next(name for name in deployment.worker_names if name != spare)
             deployment.signal(lost, signal.SIGSTOP)
             await until(lambda: not written.spares, "the spare to serve", BOUND_S)
-            fell, serves = written.records[lost], written.records[spare]
+            fell, serves = written.living[lost], written.living[spare]
             assert fell.standing.weight == 0.0
             assert serves.at_unix_s >= fell.standing.since_s
             await until(lambda: _streams(deployment, spare), "streams on it", BOUND_S, every_s=0.1)

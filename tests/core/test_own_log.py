@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.log_files import log_path
-from holdfast.testing.disks import BALLAST, fill
-from small_disks import small_disk
+from tests.rigs.small_disks import BALLAST, fill, small_disk
 
 LINES = 400
 WRITER = """
 import logging, sys
 from holdfast.core.log_files import OwnLog
-from holdfast.core.unwritten import UNWRITTEN
+from holdfast.core.log_files import UNWRITTEN
 logging.basicConfig(level="INFO", handlers=[OwnLog("%(message)s", bytes_max=int(sys.argv[1]))])
 for number in range(int(sys.argv[2]), int(sys.argv[3])):
     logging.info("line %05d of a log", number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from holdfast.core.peers import peer_uid
+from holdfast.core.procfs import peer_uid
 
 
 def test_who_asks_and_closes_at_once_is_nobody() -> None:

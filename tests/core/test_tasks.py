@@ -10,7 +10,7 @@ import logging
 import pytest
 
 from holdfast.core import tasks
-from holdfast.core.tasks import Tasks, beside, done_before
+from holdfast.core.tasks import Tasks, beside, done_before, done_within, true_within
 
 
 async def fail() -> None:
@@ -100,3 +100,19 @@ def test_what_runs_beside_a_body_ends_with_it() -> None:
         assert not await done_before(over, asyncio.sleep(3600), "long")
 
     asyncio.run(case())
+
+
+async def test_work_is_done_within_its_bound_or_cancelled() -> None:
+    """Work that is not done in time is cancelled, and its caller knows."""
+    event = asyncio.Event()
+    assert not await done_within(event.wait(), 0.01)
+    event.set()
+    assert await done_within(event.wait(), 0.01)
+    assert await done_within(event.wait(), None)
+
+
+async def test_a_condition_is_looked_at_until_it_holds_or_its_bound_has_passed() -> None:
+    """A condition is polled until it holds or the bound has passed."""
+    looks = iter((False, False, True))
+    assert await true_within(lambda: next(looks), 30.0, 0.001)
+    assert not await true_within(lambda: False, 0.01, 0.001)

@@ -14,8 +14,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.control.book import Book
-from holdfast.discovery.card import ModelCard, WeightsIdentity, encode_card
+from holdfast.control.store_view import StoreView
+from holdfast.core.tasks import beside
+from holdfast.discovery.card import ModelCard, WeightsIdentity
 from holdfast.discovery.keys import (
     CARDS,
     CONTROLS,
@@ -30,11 +31,10 @@ from holdfast.discovery.keys import (
     InstanceKey,
     InstanceRecord,
     admits,
-    encode_record,
 )
 from holdfast.discovery.registry import Registry
-from holdfast.frontend.levels import Levels
-from holdfast.health.records import ControlRecord, HealthRecord, Report
+from holdfast.frontend.shedding import DeploymentLevel
+from holdfast.health.records import ControlRecord, HealthRecord, ReportRecord
 from holdfast.rollout.records import Orders, history_key, orders
 from holdfast.routing.degradation import LevelRecord
 from holdfast.spec.jobs import Job
@@ -44,13 +44,13 @@ from holdfast.spec.manifest.local import Machine
 from holdfast.spec.manifest.types import Manifest
 from holdfast.spec.manifest.whole import whole
 from holdfast.spec.names import control_lock
-from holdfast.store.contract import Put, Store
+from holdfast.store.contract import Store
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.stats import DispatchStats
 from holdfast.supervise.outlook import prefixes, said_by
 from holdfast.supervise.records import journals_dir
 from holdfast.testing.waiting import until
-from served_store import served_store
+from tests.rigs.store.served import served_store
 
 # The other's name is longer, shorter, or looks like a set of this one's.
 PAIRS = [("foo", "foo-bar"), ("foo-bar", "foo"), ("foo", "foo-0123abcd"), ("foo-0123abcd", "foo"), ("foo", "foobar")]
@@ -68,13 +68,13 @@ def written_by(deployment: str) -> dict[str, bytes]:
     record = InstanceRecord("unix:///a", "unix:///b", CARD.checksum(), name=f"{deployment}-worker-0123abcd-1")
     level = msgspec.json.encode(LevelRecord(2, "short"))
     return {
-        INSTANCES + path: encode_record(record),
-        CARDS + path: encode_card(CARD),
+        INSTANCES + path: msgspec.json.encode(record),
+        CARDS + path: msgspec.json.encode(CARD),
         HEALTH + path: msgspec.json.encode(HealthRecord(name="w")),
         LEVELS + deployment: level,
         f"{EXPECTED}{deployment}/a": b"x",
         f"{FAULTS}{deployment}/b/c": b"x",
-        f"{REPORTS}{deployment}/f": msgspec.json.encode(Report(name="f", at_unix_s=1.0, admitted=("1",))),
+        f"{REPORTS}{deployment}/f": msgspec.json.encode(ReportRecord(name="f", at_unix_s=1.0, admitted=("1",))),
         f"{CONTROLS}{deployment}/c": msgspec.json.encode(ControlRecord(name="c", leads=True)),
         history_key(deployment, 1): b"x",
     }
@@ -102,17 +102,6 @@ def test_what_a_rollout_is_told(own: str, other: str) -> None:
     assert orders(own, b"") == Orders()
 
 
-@pytest.mark.parametrize(("own", "other"), PAIRS)
-def test_levels(own: str, other: str) -> None:
-    """A frontend hears the other's level, and does not heed it."""
-    levels = Levels(own, ModelDirectory(random.Random(1), 8), DispatchStats(), 30.0, lambda: 0.0)
-    key, value = LEVELS + other, msgspec.json.encode(LevelRecord(3, ""))
-    levels.hear(Put(key, value))
-    assert levels.level == 0
-    levels.hear(Put(LEVELS + own, value))
-    assert levels.level == 3
-
-
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
     async with served_store(tmp_path) as (client,):
@@ -120,11 +109,32 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 
 
 @pytest.mark.parametrize(("own", "other"), PAIRS)
+async def test_levels(store: Store, own: str, other: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A frontend does not heed the other's level, whether it stands there already or comes later."""
+    level = DeploymentLevel(own, ModelDirectory(random.Random(1), 8), DispatchStats(), 30.0, lambda: 0.0)
+
+    async def write(deployment: str, number: int) -> None:
+        await store.put(LEVELS + deployment, msgspec.json.encode(LevelRecord(number, "")), 10.0)
+
+    await write(other, 3)
+    await write(own, 1)
+    async with beside(level.follow(store), "level"):
+        await until(lambda: level.level == 1, "the level that stands there")
+        await write(other, 2)
+        await write(own, 0)
+        await until(lambda: level.level == 0, "the next level")
+    assert [line for line in caplog.messages if "level" in line] == [
+        f"{own}: degradation level 0 -> 1: no record",
+        f"{own}: degradation level 1 -> 0: no record",
+    ]
+
+
+@pytest.mark.parametrize(("own", "other"), PAIRS)
 async def test_watches(store: Store, own: str, other: str) -> None:
     """A control's book, over a real store in which both have written, has its own alone; what comes later as well."""
     for key, value in (written_by(own) | written_by(other)).items():
         await store.put(key, value, 10.0)
-    book = Book(store, own)
+    book = StoreView(store, own)
     book.open()
     try:
         await asyncio.wait_for(book.whole.wait(), 60.0)

@@ -4,21 +4,21 @@ its answer says so. Until a rollout is in place its old set may come back, and i
 from __future__ import annotations
 
 import pytest
-from streams_rig import Client, Cluster, Worker, make_card
 
 from holdfast.core.errors import Code
 from holdfast.discovery.card import ModelCard
 from holdfast.spec.waits import HoldSettings
+from holdfast.streams.directory import SetPolicy
 from holdfast.streams.flight import WorkerSet
-from holdfast.streams.rulings import Ruling
+from tests.rigs.worlds.streams import Client, Cluster, Worker, make_card
 
 OLD, NEW = "d-aaaaaaaa", "d-bbbbbbbb"
 BOTH = frozenset({OLD, NEW})
-AWAY = Ruling(frozenset(), BOTH)  # the old one is stopped, the new one not proven
-PROVEN = Ruling(frozenset({NEW}), BOTH)
-UNDONE = Ruling(frozenset({OLD}), BOTH)
-IN_PLACE = Ruling(frozenset({NEW}), frozenset({NEW}))
-ALLOWED = Ruling(frozenset({NEW}), frozenset({NEW}), frozenset({NEW}))
+AWAY = SetPolicy(frozenset(), BOTH)  # the old one is stopped, the new one not proven
+PROVEN = SetPolicy(frozenset({NEW}), BOTH)
+UNDONE = SetPolicy(frozenset({OLD}), BOTH)
+IN_PLACE = SetPolicy(frozenset({NEW}), frozenset({NEW}))
+ALLOWED = SetPolicy(frozenset({NEW}), frozenset({NEW}), frozenset({NEW}))
 HOLDS = HoldSettings(hold_s=3, stand_in_after_s=2, away_s=100)
 
 
@@ -28,11 +28,11 @@ class Swap:
     def __init__(self, card: ModelCard) -> None:
         self.cluster = cluster = Cluster(HOLDS)
         self.old = cluster.set(make_card("old"), OLD)
-        cluster.directory.rule("d", UNDONE)
+        cluster.directory.apply_policy("d", UNDONE)
         worker = cluster.worker("first", workers=self.old)
         self.begun = cluster.ask("begun", workers=self.old)
         worker.say("begun", [10])
-        cluster.directory.rule("d", AWAY)
+        cluster.directory.apply_policy("d", AWAY)
         worker.die()
         self.new = cluster.ask("new", workers=self.old)
         cluster.wait(10)  # longer than anybody waits for one that crashed
@@ -43,9 +43,9 @@ class Swap:
     def waiting(self, client: Client) -> bool:
         return client.flight in self.old.holds
 
-    def goes_on(self, ruling: Ruling) -> list[str]:
+    def goes_on(self, ruling: SetPolicy) -> list[str]:
         """Who is taken up by the new set within a second."""
-        self.cluster.directory.rule("d", ruling)
+        self.cluster.directory.apply_policy("d", ruling)
         self.cluster.wait(1)
         return sorted(request.request_id for request in self.heir.requests)
 
@@ -73,7 +73,7 @@ def test_what_is_not_allowed_fails_by_name() -> None:
 def test_an_undone_rollout_gives_it_its_own_set_back() -> None:
     """It goes on there exactly, though it waited for longer than a crash is waited for."""
     swap = Swap(make_card("new"))
-    swap.cluster.directory.rule("d", UNDONE)
+    swap.cluster.directory.apply_policy("d", UNDONE)
     swap.cluster.wait(1)
     back = swap.cluster.worker("back", workers=swap.old)
     assert [request.tokens for request in back.requests] == [[1, 2, 3, 10]]
@@ -102,7 +102,7 @@ def test_what_has_not_begun_goes_where_its_prompt_means_the_same(card: ModelCard
     cluster = Cluster(HOLDS)
     old: WorkerSet = cluster.set(make_card("old"), OLD)
     worker: Worker = cluster.worker("first", workers=old)
-    cluster.directory.rule("d", AWAY)
+    cluster.directory.apply_policy("d", AWAY)
     worker.die()
     client = cluster.ask("new", workers=old)
     cluster.wait(0.1)
@@ -115,7 +115,7 @@ def test_what_has_not_begun_goes_where_its_prompt_means_the_same(card: ModelCard
 def test_a_set_that_no_rollout_spoke_of_is_one_that_crashed() -> None:
     """A worker that somebody started by hand beside a rollout has its wait, and its stand-in."""
     cluster = Cluster(HOLDS)
-    cluster.directory.rule("d", IN_PLACE)
+    cluster.directory.apply_policy("d", IN_PLACE)
     own = cluster.set(make_card("old"), "d-cccccccc")
     worker = cluster.worker("alone", workers=own)
     client = cluster.ask("s", workers=own)

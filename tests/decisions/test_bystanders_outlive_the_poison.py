@@ -4,9 +4,9 @@ tried alone, on an engine that has lived for a while, so that only the one under
 from __future__ import annotations
 
 import pytest
-from streams_rig import Client, Cluster, Worker
 
 from holdfast.core.errors import Code
+from tests.rigs.worlds.streams import Client, Cluster, Worker
 
 STREAMS = 32
 
@@ -111,6 +111,6 @@ def test_ten_planned_handovers_in_a_row_are_nobodys_fault() -> None:
     client = cluster.ask("s1")
     for number in range(10):
         cluster.worker(f"w{number}").drain()
-        assert (client.ledger.barren, client.ledger.deaths, client.ledger.resumed) == (0, 0, number + 1)
+        assert (client.ledger.empty_attempts, client.ledger.deaths, client.ledger.resumed) == (0, 0, number + 1)
     cluster.worker("last").say("s1", [10], "length")
     assert (client.shown, client.finish) == ([10], "length")

@@ -3,9 +3,8 @@ fails a request without a token has not begun to answer it."""
 
 from __future__ import annotations
 
-from streams_rig import Cluster
-
 from holdfast.spec.waits import HoldSettings
+from tests.rigs.worlds.streams import Cluster
 
 
 def test_failure_without_output_is_not_output() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from roster_rig import roster_rig, until
+from tests.rigs.roster import roster_rig, until
 
 
 async def test_key_loss_is_not_death(tmp_path: Path) -> None:

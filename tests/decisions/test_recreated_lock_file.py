@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
-from holdfast.testing.children import Child
 from holdfast.testing.processes import freeze
+from tests.rigs.children import Child
 
 pytestmark = pytest.mark.processes
 BOUND_S = 60.0
@@ -19,7 +19,7 @@ BOUND_S = 60.0
 ENGINE = """
 import asyncio, sys
 from pathlib import Path
-from holdfast.core.clock import SystemClock
+from holdfast.core.ports import SystemClock
 from holdfast.failover.file_lock import FileLock
 from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device

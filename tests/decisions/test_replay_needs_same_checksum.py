@@ -3,9 +3,8 @@ story; if they must, because its own are gone for good, the answer says so."""
 
 from __future__ import annotations
 
-from streams_rig import Cluster, make_card
-
 from holdfast.spec.waits import HoldSettings
+from tests.rigs.worlds.streams import Cluster, make_card
 
 
 def test_replay_needs_same_checksum() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streams_rig import Cluster
+from tests.rigs.worlds.streams import Cluster
 
 
 def test_resumed_before_new() -> None:

@@ -8,10 +8,10 @@ from holdfast.health.liveness import (
     TICK_S,
     Connected,
     Judge,
-    MoveStreams,
+    Liveness,
+    LivenessTick,
+    MoveLostStreams,
     ProbeResult,
-    Tick,
-    Verdict,
 )
 
 
@@ -20,23 +20,23 @@ def silent(judge: Judge, seconds: float, probe: ProbeResult, began_s: float) -> 
     effects: list[object] = []
     for index in range(1, round(seconds / TICK_S) + 1):
         now_s = began_s + index * TICK_S
-        effects += judge.step(Tick(True), now_s)
+        effects += judge.step(LivenessTick(True), now_s)
         effects += judge.step(probe, now_s)
     return effects
 
 
 def moves(effects: list[object]) -> bool:
-    return any(isinstance(effect, MoveStreams) for effect in effects)
+    return any(isinstance(effect, MoveLostStreams) for effect in effects)
 
 
 def test_silence_alone_moves_nothing() -> None:
     """Nine seconds without a sign from a process that is able to run: suspected, starved, and left alone."""
     judge = Judge("w")
     judge.step(Connected(True), 0.0)
-    judge.step(Tick(True), 0.0)
+    judge.step(LivenessTick(True), 0.0)
     runnable = ProbeResult(gone=False, state="R", thread_state="R")
     assert not moves(silent(judge, STARVED_TICKS_MAX * TICK_S - 1.0, runnable, 0.0))
-    assert judge.verdict is Verdict.STARVED
+    assert judge.state is Liveness.STARVED
     assert not judge.routable
 
 
@@ -44,6 +44,6 @@ def test_the_kernels_word_moves_streams_at_once() -> None:
     """The same silence from a stopped process moves its streams as soon as it is a suspect."""
     judge = Judge("w")
     judge.step(Connected(True), 0.0)
-    judge.step(Tick(True), 0.0)
+    judge.step(LivenessTick(True), 0.0)
     assert moves(silent(judge, 0.7, ProbeResult(gone=False, state="T", thread_state="T"), 0.0))
-    assert judge.verdict is Verdict.STOPPED
+    assert judge.state is Liveness.STOPPED

@@ -4,7 +4,8 @@ later to its worker can end it again or begin it anew."""
 from __future__ import annotations
 
 import pytest
-from streams_rig import Client, Cluster, Worker
+
+from tests.rigs.worlds.streams import Client, Cluster, Worker
 
 
 def finish(cluster: Cluster, worker: Worker) -> None:

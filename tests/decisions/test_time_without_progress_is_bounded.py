@@ -3,10 +3,9 @@ token does. Else a worker that takes and drops it would keep its client waiting 
 
 from __future__ import annotations
 
-from streams_rig import Cluster
-
 from holdfast.core.errors import Code
 from holdfast.spec.waits import HoldSettings
+from tests.rigs.worlds.streams import Cluster
 
 
 def test_time_without_progress_is_bounded() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from holdfast.cli.app import NOBODY
-from holdfast.cli.start import Up
+from holdfast.cli.app import NO_ENVIRONMENT
+from holdfast.cli.start import UpCommand
 from holdfast.settings import read_environment
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ def test_promtool_takes_the_rules_and_the_example() -> None:
 
 def test_the_example_scrapes_where_up_listens() -> None:
     """With the defaults of `holdfast up`: the frontends' port, an engine's and its standby's, and control's."""
-    spec = Up.of(read_environment(NOBODY)).spec
+    spec = UpCommand.of(read_environment(NO_ENVIRONMENT)).spec
     told = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
     ports = {
         int(target.rpartition(":")[2])

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.discovery.card import ModelCard, WeightsIdentity, encode_card
-from holdfast.discovery.keys import CARDS, INSTANCES, STANDBYS, InstanceKey, InstanceRecord, encode_record
+from holdfast.discovery.card import ModelCard, WeightsIdentity
+from holdfast.discovery.keys import CARDS, INSTANCES, STANDBYS, InstanceKey, InstanceRecord
 from holdfast.discovery.registry import Appeared, Instance, NotAdmitted, Registry, Withdrawn
 
 KEY = InstanceKey("d-00000000", "worker", "generate", 0x1F)
@@ -21,7 +21,7 @@ INSTANCE = Instance(KEY, RECORD, CARD)
 
 
 def at(key: InstanceKey = KEY, record: InstanceRecord = RECORD, card: ModelCard = CARD) -> dict[str, bytes]:
-    return {INSTANCES + key.path: encode_record(record), CARDS + key.path: encode_card(card)}
+    return {INSTANCES + key.path: msgspec.json.encode(record), CARDS + key.path: msgspec.json.encode(card)}
 
 
 def other_card(**change: Any) -> ModelCard:
@@ -49,7 +49,7 @@ def test_a_key_gone_and_back_is_reported_so() -> None:
     put_all(registry, at())
     assert registry.deleted(INSTANCES + KEY.path) == [Withdrawn(INSTANCE)]
     assert registry.deleted(INSTANCES + KEY.path) == []
-    assert registry.put(INSTANCES + KEY.path, encode_record(RECORD)) == [Appeared(INSTANCE)]
+    assert registry.put(INSTANCES + KEY.path, msgspec.json.encode(RECORD)) == [Appeared(INSTANCE)]
 
 
 def test_a_snapshot_is_the_whole_truth_under_its_prefix() -> None:
@@ -73,7 +73,7 @@ def test_a_changed_address_is_another_instance_under_the_old_key() -> None:
     registry = Registry("d")
     put_all(registry, at())
     moved = msgspec.structs.replace(RECORD, address="unix:///elsewhere")
-    assert registry.put(INSTANCES + KEY.path, encode_record(moved)) == [
+    assert registry.put(INSTANCES + KEY.path, msgspec.json.encode(moved)) == [
         Withdrawn(INSTANCE),
         Appeared(Instance(KEY, moved, CARD)),
     ]
@@ -89,9 +89,9 @@ def test_a_card_that_cannot_be_admitted_is_told_once() -> None:
     assert "context_tokens_max" in told.reason
     assert told.record == record
     assert registry.instances == {}
-    assert registry.put(INSTANCES + KEY.path, encode_record(msgspec.structs.replace(record, pid=8))) == []
+    assert registry.put(INSTANCES + KEY.path, msgspec.json.encode(msgspec.structs.replace(record, pid=8))) == []
     registry.deleted(INSTANCES + KEY.path)
-    [again] = registry.put(INSTANCES + KEY.path, encode_record(record))
+    [again] = registry.put(INSTANCES + KEY.path, msgspec.json.encode(record))
     assert isinstance(again, NotAdmitted)
 
 
@@ -113,14 +113,14 @@ def test_a_known_instance_whose_card_goes_bad_is_withdrawn_too() -> None:
     assert changes[0] == Withdrawn(INSTANCE)
     assert isinstance(changes[1], NotAdmitted)
     assert registry.instances == {}
-    assert registry.put(CARDS + KEY.path, encode_card(CARD)) == [Appeared(INSTANCE)]
+    assert registry.put(CARDS + KEY.path, msgspec.json.encode(CARD)) == [Appeared(INSTANCE)]
 
 
 def test_bytes_that_are_no_record_are_refused_by_name() -> None:
     """Nothing a store may hold raises; without a record there is nobody to tell."""
     for value in (b"", b"\xff\xfe", b"[]", b"{}", b'{"address": 1}', b"null"):
         registry = Registry("d")
-        registry.put(CARDS + KEY.path, encode_card(CARD))
+        registry.put(CARDS + KEY.path, msgspec.json.encode(CARD))
         [told] = registry.put(INSTANCES + KEY.path, value)
         assert isinstance(told, NotAdmitted)
         assert told.record is None
@@ -141,10 +141,10 @@ NAMESPACES = st.sampled_from(["d-00000000", "d-00000001", "d-x-00000000"])
 KEYS = st.builds(InstanceKey, NAMESPACES, st.just("worker"), st.just("generate"), st.integers(0, 2))
 VALUES = st.sampled_from(
     [
-        encode_record(RECORD),
-        encode_record(msgspec.structs.replace(RECORD, address="unix:///elsewhere")),
-        encode_card(CARD),
-        encode_card(other_card(block_size=32)),
+        msgspec.json.encode(RECORD),
+        msgspec.json.encode(msgspec.structs.replace(RECORD, address="unix:///elsewhere")),
+        msgspec.json.encode(CARD),
+        msgspec.json.encode(other_card(block_size=32)),
         b"junk",
     ]
 )
@@ -177,15 +177,15 @@ def test_what_is_told_adds_up_to_what_is_known(events: list[tuple[str, InstanceK
         assert registry.snapshot(prefix, under) == []
 
 
-STANDBY = {STANDBYS + KEY.path: encode_record(RECORD)}
-SERVING = {INSTANCES + KEY.path: encode_record(RECORD)}
+STANDBY = {STANDBYS + KEY.path: msgspec.json.encode(RECORD)}
+SERVING = {INSTANCES + KEY.path: msgspec.json.encode(RECORD)}
 
 
 def test_a_standby_is_known_like_any_other() -> None:
     """By its own key, the same record and the same card; gone with its card."""
     registry = Registry("d")
     assert put_all(registry, STANDBY) == []
-    assert registry.put(CARDS + KEY.path, encode_card(CARD)) == [Appeared(INSTANCE)]
+    assert registry.put(CARDS + KEY.path, msgspec.json.encode(CARD)) == [Appeared(INSTANCE)]
     assert registry.instances == {KEY: INSTANCE}
     assert registry.deleted(STANDBYS + KEY.path) + registry.deleted(CARDS + KEY.path) == [Withdrawn(INSTANCE)]
     assert registry._values == {} == registry._moving
@@ -195,7 +195,7 @@ def test_a_standby_is_known_like_any_other() -> None:
 def test_a_standby_that_becomes_an_instance_has_not_changed(put_first: bool) -> None:
     """The two keys are watched apart, so the old one may be seen to go before the new one comes: nothing is told."""
     registry = Registry("d")
-    put_all(registry, STANDBY | {CARDS + KEY.path: encode_card(CARD)})
+    put_all(registry, STANDBY | {CARDS + KEY.path: msgspec.json.encode(CARD)})
     moves = [lambda: put_all(registry, SERVING), lambda: registry.deleted(STANDBYS + KEY.path)]
     for move in moves if put_first else reversed(moves):
         assert move() == []
@@ -208,7 +208,7 @@ def test_a_standby_whose_keys_all_went_in_a_stores_absence_is_gone() -> None:
     """Snapshots come per prefix, in any order: once all are in, it is withdrawn, once."""
     for order in itertools.permutations((CARDS, INSTANCES, STANDBYS)):
         registry = Registry("d")
-        put_all(registry, STANDBY | {CARDS + KEY.path: encode_card(CARD)})
+        put_all(registry, STANDBY | {CARDS + KEY.path: msgspec.json.encode(CARD)})
         changes = [change for prefix in order for change in registry.snapshot(prefix, {})]
         assert changes == [Withdrawn(INSTANCE)]
         assert registry._moving == {}
@@ -217,9 +217,9 @@ def test_a_standby_whose_keys_all_went_in_a_stores_absence_is_gone() -> None:
 def test_an_instance_that_stood_by_at_another_address_is_a_new_one() -> None:
     """The record among the instances counts."""
     registry = Registry("d")
-    put_all(registry, STANDBY | {CARDS + KEY.path: encode_card(CARD)})
+    put_all(registry, STANDBY | {CARDS + KEY.path: msgspec.json.encode(CARD)})
     moved = msgspec.structs.replace(RECORD, address="unix:///elsewhere")
-    assert registry.put(INSTANCES + KEY.path, encode_record(moved)) == [
+    assert registry.put(INSTANCES + KEY.path, msgspec.json.encode(moved)) == [
         Withdrawn(INSTANCE),
         Appeared(Instance(KEY, moved, CARD)),
     ]

@@ -10,10 +10,7 @@ from holdfast.discovery.keys import (
     CARDS,
     INSTANCES,
     InstanceKey,
-    InstanceRecord,
     admits,
-    decode_record,
-    encode_record,
     parse_key,
 )
 from holdfast.spec.names import check_deployment_name, namespace_for
@@ -85,9 +82,3 @@ def test_a_deployment_name_that_cannot_be_a_key_is_refused(name: str) -> None:
         check_deployment_name(name)
     with pytest.raises(ValueError, match="must be 1-63 of a-z"):
         namespace_for(name, {})
-
-
-def test_a_record_reads_back() -> None:
-    """What a worker writes about itself is what a frontend reads."""
-    record = InstanceRecord("unix:///a", "unix:///b", "c", 12)
-    assert decode_record(encode_record(record)) == record

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
-from engine_rig import Vault
+
+from tests.rigs.engines.any_engine import Vault
 
 if find_spec("torch") is None:
     collect_ignore_glob = ["sampling/*", "torch/*", "stock_vllm/*"]

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from holdfast.engines.shadow import takeover
-from holdfast.engines.shadow.takeover import after_takeover
+from holdfast.engines.host import memory
+from holdfast.engines.host.memory import after_takeover
 from holdfast.kv import adopt
 from holdfast.kv.geometry import Geometry
 from holdfast.kv.index import Index, index_bytes
@@ -54,8 +54,8 @@ def adopted(lock: threading.Lock) -> Watched:
 async def test_waits_end_with_or_without_the_fence(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Quarantined blocks come back at the fence; one that is late is called so, and whoever waits for room is told each
     time; last, nobody is awaited any more. All of it changes the books under their lock, which on_room may take."""
-    monkeypatch.setattr(takeover, "FENCE_PATIENCE_S", 0.02 if late else 3600.0)
-    monkeypatch.setattr(takeover, "AWAITED_S", 0.02)
+    monkeypatch.setattr(memory, "FENCE_PATIENCE_S", 0.02 if late else 3600.0)
+    monkeypatch.setattr(memory, "AWAITED_S", 0.02)
     lock, fence = threading.Lock(), asyncio.Event()
     pool = adopted(lock)
     told: list[tuple[bool, int]] = []

@@ -7,19 +7,31 @@ same kind of engine says to the request alone, so nothing here knows a model.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
 import msgspec
 import pytest
-from engine_rig import (
+
+from holdfast.core.errors import Code, HoldfastError
+from holdfast.core.requests import CANARY_TIER, GenerateRequest, Output
+from holdfast.engines.paged.canary import Dropped
+from holdfast.engines.sim.engine import SimEngine
+from holdfast.memory.client.calls import demote, promote, vault_status
+from holdfast.memory.client.pool import PoolClient
+from holdfast.spec.engines import SimSettings
+from holdfast.testing.processes import VAULT
+from tests.rigs.engines.any_engine import (
     BOUND_S,
     EXAMPLES,
     TINY_BLOCK_GIB,
@@ -32,15 +44,6 @@ from engine_rig import (
     request,
 )
 
-from holdfast.core.errors import Code, HoldfastError
-from holdfast.core.requests import CANARY_TIER, GenerateRequest, Output
-from holdfast.engines.paged.canary import Dropped
-from holdfast.engines.sim.engine import SimEngine
-from holdfast.memory.client.levels import demote, promote, standing
-from holdfast.memory.client.pool import PoolClient
-from holdfast.spec.engines import SimSettings
-from holdfast.testing.processes import VAULT
-
 BLOCKS = {"vllm": 32}  # tokens in a block; all others have 16
 PLAIN = "sim without a vault"
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
@@ -48,9 +51,10 @@ needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not i
 # Two of them may live in one process; of vLLM, each in its own, the same is in stock_vllm/test_vllm_pairs.py.
 TOGETHER = ["sim", pytest.param("torch", marks=needs_torch), "example"]
 STOCK_VLLM = pytest.param("vllm", marks=needs_vllm)
-SHADOWS = [*TOGETHER, STOCK_VLLM]
-SHADOWS_LATER = ["sim", pytest.param("torch", marks=[needs_torch, pytest.mark.long]), "example", STOCK_VLLM]
-KINDS = [PLAIN, *SHADOWS]
+FAILOVER_KINDS = [*TOGETHER, STOCK_VLLM]
+FAILOVER_KINDS_LATER = ["sim", pytest.param("torch", marks=[needs_torch, pytest.mark.long]), "example", STOCK_VLLM]
+KINDS = [PLAIN, *FAILOVER_KINDS]
+EPOCHS: dict[Vault, Iterator[int]] = defaultdict(lambda: itertools.count(1000))  # of each vault
 VOCABULARY = 1_000_000  # beyond any here
 TOKENS = 60
 SEEN = 30  # tokens of every stream that clients had for certain when its engine was killed
@@ -88,7 +92,7 @@ async def standing_by(kind: str, vault: Vault, engine_id: int = 0, **given: int)
 
 
 @asynccontextmanager
-async def awake(kind: str, vault: Vault, **given: int) -> AsyncIterator[Rig]:
+async def awake(kind: str, vault: Vault | None, **given: int) -> AsyncIterator[Rig]:
     """An engine in this process that takes work."""
     if kind == PLAIN:
         rig = Rig(SimEngine(SimSettings(**settings(kind, **given)), random.Random(1)))
@@ -96,8 +100,9 @@ async def awake(kind: str, vault: Vault, **given: int) -> AsyncIterator[Rig]:
         yield rig
         await rig.engine.stop()
         return
+    assert vault is not None
     async with standing_by(kind, vault, **given) as rig:
-        await rig.engine.wake(1000)
+        await rig.engine.wake(next(EPOCHS[vault]))
         yield rig
 
 
@@ -106,14 +111,27 @@ async def alone(r: Rig, asked: GenerateRequest, number: int = 900) -> list[int]:
     return r.tokens(number)
 
 
+@pytest.fixture(scope="module")
+def vaults() -> Iterator[Callable[[str], Vault]]:
+    """One for each kind, started when the first test asks for it."""
+    with ExitStack() as started:
+        yield cache(lambda kind: started.enter_context(Vault()))
+
+
+@pytest.fixture
+def used_vault(kind: str, vaults: Callable[[str], Vault]) -> Vault | None:
+    """A vault that engines of its kind, with as many blocks, have used before; none for the engine without one."""
+    return None if kind == PLAIN else vaults(kind)
+
+
 # -- any engine
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_steps_outputs_come_together(kind: str, vault: Vault) -> None:
+async def test_a_steps_outputs_come_together(kind: str, used_vault: Vault | None) -> None:
     """One output per stream and step, all of a step in one call, tokens one by one, the last with its reason; streams
     that run together make what each makes alone; progress counts the steps and names who makes them."""
-    async with awake(kind, vault) as r:
+    async with awake(kind, used_vault) as r:
         asked = {number: request(prompt(5, number), 12) for number in range(1, 5)}
         right = {number: await alone(r, each, 900 + number) for number, each in asked.items()}
         before = len(r.batches)
@@ -133,18 +151,18 @@ async def test_a_steps_outputs_come_together(kind: str, vault: Vault) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_resumed_request_continues(kind: str, vault: Vault) -> None:
+async def test_a_resumed_request_continues(kind: str, used_vault: Vault | None) -> None:
     """A request that brings 25 of its 40 tokens makes the other 15."""
-    async with awake(kind, vault) as r:
+    async with awake(kind, used_vault) as r:
         whole = await alone(r, request([5, 6, 7], 40))
         await r.run({1: request([5, 6, 7, *whole[:25]], 40, prompt_len=3)})
         assert r.tokens(1) == whole[25:]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_nothing_left_to_make_finishes_at_once(kind: str, vault: Vault) -> None:
+async def test_nothing_left_to_make_finishes_at_once(kind: str, used_vault: Vault | None) -> None:
     """With max_tokens already there, or a full context, the answer is an empty last output, after submit returned."""
-    async with awake(kind, vault, context_tokens_max=64) as r:
+    async with awake(kind, used_vault, context_tokens_max=64) as r:
         r.engine.submit(1, request([5, 6, 7, 8, 9], 2, prompt_len=3))
         r.engine.submit(2, request([5] * 64, 100))
         r.engine.submit(3, request([5, 6], 0))
@@ -156,18 +174,18 @@ async def test_nothing_left_to_make_finishes_at_once(kind: str, vault: Vault) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_context_end_finishes_with_length(kind: str, vault: Vault) -> None:
+async def test_context_end_finishes_with_length(kind: str, used_vault: Vault | None) -> None:
     """Prompt and answer together never pass the context."""
-    async with awake(kind, vault, context_tokens_max=50) as r:
+    async with awake(kind, used_vault, context_tokens_max=50) as r:
         await r.run({1: request([9] * 30, 1000)})
         assert (len(r.tokens(1)), r.of(1)[-1].finish) == (20, "length")
         assert r.engine.limits.context_tokens_max == 50
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_stop_tokens_end_a_stream_and_are_included(kind: str, vault: Vault) -> None:
+async def test_stop_tokens_end_a_stream_and_are_included(kind: str, used_vault: Vault | None) -> None:
     """A stop token id is the last id of a stream that finishes with "stop"."""
-    async with awake(kind, vault) as r:
+    async with awake(kind, used_vault) as r:
         whole = await alone(r, request(prompt(9), 30))
         stop = whole[9]
         await r.run({1: request(prompt(9), 30, stop_token_ids=[stop])})
@@ -176,9 +194,9 @@ async def test_stop_tokens_end_a_stream_and_are_included(kind: str, vault: Vault
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_cancel_silences_a_stream(kind: str, vault: Vault) -> None:
+async def test_cancel_silences_a_stream(kind: str, used_vault: Vault | None) -> None:
     """After cancel nothing is said of a stream, running or waiting; its place goes to the next; unknown ones pass."""
-    async with awake(kind, vault, concurrency=1) as r:
+    async with awake(kind, used_vault, concurrency=1) as r:
         for number in (1, 2, 3):
             r.engine.submit(number, request(prompt(4, number), 3000 if number == 1 else 10))
         await r.until(lambda: len(r.tokens(1)) >= 3)
@@ -190,9 +208,9 @@ async def test_cancel_silences_a_stream(kind: str, vault: Vault) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_only_a_stream_that_has_not_begun_is_withdrawn(kind: str, vault: Vault) -> None:
+async def test_only_a_stream_that_has_not_begun_is_withdrawn(kind: str, used_vault: Vault | None) -> None:
     """One that waits is forgotten as if it was cancelled; one that runs goes on; unknown ones pass."""
-    async with awake(kind, vault, concurrency=1) as r:
+    async with awake(kind, used_vault, concurrency=1) as r:
         right = await alone(r, request(prompt(4, 1), 20))
         for number, length in ((1, 20), (2, 10), (3, 10)):
             r.engine.submit(number, request(prompt(4, number), length))
@@ -203,9 +221,9 @@ async def test_only_a_stream_that_has_not_begun_is_withdrawn(kind: str, vault: V
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_cancel_inside_the_sink(kind: str, vault: Vault) -> None:
+async def test_cancel_inside_the_sink(kind: str, used_vault: Vault | None) -> None:
     """Who takes outputs may cancel and submit: the stream is silent from there on and the engine goes on."""
-    async with awake(kind, vault) as r:
+    async with awake(kind, used_vault) as r:
         right = await alone(r, request(prompt(6, 2), 5))
 
         def swap(outputs: list[Output]) -> None:
@@ -220,9 +238,9 @@ async def test_cancel_inside_the_sink(kind: str, vault: Vault) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_overload_is_refused_by_name(kind: str, vault: Vault) -> None:
+async def test_overload_is_refused_by_name(kind: str, used_vault: Vault | None) -> None:
     """Concurrency plus queue are taken, the next is WorkerOverloaded and leaves the others be."""
-    async with awake(kind, vault, concurrency=2, queue=3) as r:
+    async with awake(kind, used_vault, concurrency=2, queue=3) as r:
         for number in range(5):
             r.engine.submit(number + 1, request(prompt(5, number), 10))
         progress = r.engine.progress()
@@ -235,10 +253,10 @@ async def test_overload_is_refused_by_name(kind: str, vault: Vault) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_canary_has_a_place_of_its_own(kind: str, vault: Vault) -> None:
+async def test_a_canary_has_a_place_of_its_own(kind: str, used_vault: Vault | None) -> None:
     """Where every place is taken a canary is answered all the same, ahead of whoever waits, as if it were alone; a
     second one beside it is refused, and nobody else's tokens change."""
-    async with awake(kind, vault, concurrency=1, queue=1) as r:
+    async with awake(kind, used_vault, concurrency=1, queue=1) as r:
         right = {number: await alone(r, request(prompt(5, number), 8), 900 + number) for number in (1, 2, 3)}
         canary = msgspec.structs.replace(request(prompt(5, 3), 8), tier=CANARY_TIER)
         r.submit({1: request(prompt(5, 1), 300), 2: request(prompt(5, 2), 8)})
@@ -259,9 +277,9 @@ async def test_a_canary_has_a_place_of_its_own(kind: str, vault: Vault) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_ping_is_answered_with_and_without_work(kind: str, vault: Vault) -> None:
+async def test_a_ping_is_answered_with_and_without_work(kind: str, used_vault: Vault | None) -> None:
     """By an idle engine, and by one that makes steps, between two of them; each ping once."""
-    async with awake(kind, vault) as r:
+    async with awake(kind, used_vault) as r:
         answered: list[str] = []
 
         def answer(which: str) -> Callable[[], None]:
@@ -282,23 +300,23 @@ async def test_a_ping_is_answered_with_and_without_work(kind: str, vault: Vault)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_an_engine_says_what_its_answers_may_be_compared_with(kind: str, vault: Vault) -> None:
+async def test_an_engine_says_what_its_answers_may_be_compared_with(kind: str, used_vault: Vault | None) -> None:
     """Build, dtype, kind of device and vocabulary; whose weights it reads, and which load of them."""
-    async with awake(kind, vault) as r:
+    async with awake(kind, used_vault) as r:
         said = r.engine.capabilities
         assert said.build
         assert said.dtype
-        assert (said.device, said.shadow) == ("cpu", kind != PLAIN)
+        assert (said.device, said.failover) == ("cpu", kind != PLAIN)
         await alone(r, request([said.vocabulary - 1], 1))
         with pytest.raises(HoldfastError, match="tokens"):
             r.engine.submit(1, request([said.vocabulary], 1))
-        assert bool(said.weights) is said.shadow
+        assert bool(said.weights) is said.failover
         assert r.engine.progress().load >= 1
 
 
 @pytest.mark.parametrize("kind", [PLAIN, *TOGETHER])
 async def test_weights_are_verified_and_loaded_anew(kind: str, vault: Vault) -> None:
-    """What is in a vault compares with what was written; loaded anew, by who stands by, it has a larger load, for its
+    """What is in a vault compares with what was written; loaded again, by who stands by, it has a larger load, for its
     standby too, and makes the same tokens; what was computed before is not believed."""
     async with awake(kind, vault) as r:
         right = await alone(r, request(prompt(40), 12))
@@ -309,7 +327,7 @@ async def test_weights_are_verified_and_loaded_anew(kind: str, vault: Vault) -> 
         else:
             async with standing_by(kind, vault, 1) as other:
                 assert other.engine.progress().load == load
-                await r.engine.rest(believed=False)
+                await r.engine.become_standby(believed=False)
                 await r.engine.renew()
                 async with asyncio.timeout(BOUND_S):
                     while other.engine.progress().load == load:
@@ -377,9 +395,9 @@ async def test_streams_beyond_the_pool_wait_and_keep_their_tokens(kind: str, vau
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_congested_receiver_eases_the_engine_and_gets_everything(kind: str, vault: Vault) -> None:
+async def test_a_congested_receiver_eases_the_engine_and_gets_everything(kind: str, used_vault: Vault | None) -> None:
     """Who answers False gets a step in a millisecond at most, and still all of them."""
-    async with awake(kind, vault) as r:
+    async with awake(kind, used_vault) as r:
         r.willing = False
         loop = asyncio.get_running_loop()
         began_s = loop.time()
@@ -389,9 +407,9 @@ async def test_a_congested_receiver_eases_the_engine_and_gets_everything(kind: s
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_an_engine_that_is_stopped_takes_nothing(kind: str, vault: Vault) -> None:
+async def test_an_engine_that_is_stopped_takes_nothing(kind: str, used_vault: Vault | None) -> None:
     """After the end a request is refused by name."""
-    async with awake(kind, vault) as r:
+    async with awake(kind, used_vault) as r:
         pass
     with pytest.raises(HoldfastError) as caught:
         r.engine.submit(2, request([1], 10))
@@ -407,7 +425,7 @@ async def test_first_writes_and_second_maps(kind: str, vault: Vault) -> None:
     neither takes work before it is woken."""
     async with standing_by(kind, vault) as first, standing_by(kind, vault, engine_id=1) as second:
         for each in (first, second):
-            assert each.engine.capabilities.shadow
+            assert each.engine.capabilities.failover
             assert await each.engine.check() == ""
             with pytest.raises(HoldfastError) as caught:
                 each.engine.submit(1, request([5], 3))
@@ -424,7 +442,7 @@ async def test_rest_hands_every_stream_back_and_a_wake_finds_its_blocks(kind: st
         asked = {number: request(prompt(40, number), 60) for number in range(1, 9)}
         first.submit(asked)
         await first.until(lambda: len(first.tokens(1)) >= 20)
-        await first.engine.rest()
+        await first.engine.become_standby()
         said = len(first.batches)
         ended = {number for number in asked if first.ended(number)}
         assert sorted(ended | set(first.lost)) == sorted(asked)
@@ -433,15 +451,15 @@ async def test_rest_hands_every_stream_back_and_a_wake_finds_its_blocks(kind: st
         for epoch, (rig, made) in enumerate(((second, 30), (first, 60)), 1001):
             woken = await rig.engine.wake(epoch)
             assert (woken.reason, woken.blocks >= 4) == ("", True)
-            rig.engine._passed()
+            rig.engine.on_proved()
             await rig.run({20: request(prompt(40) + whole[:made], made + 30, prompt_len=40)})
             assert rig.tokens(20) == whole[made : made + 30]
             assert rig.engine.resumes.recomputed_tokens_max <= size_of(kind)
-            await rig.engine.rest()
+            await rig.engine.become_standby()
         assert all(output.stream == 20 for batch in first.batches[said:] for output in batch)
 
 
-@pytest.mark.parametrize("kind", SHADOWS)
+@pytest.mark.parametrize("kind", FAILOVER_KINDS)
 async def test_memory_that_was_let_go_of_may_be_moved_and_is_there_again(kind: str) -> None:
     """Two engines let go of the vault's memory: it leaves its device whole and comes back; each is right by its canary
     before it serves, and says the same as before."""
@@ -449,23 +467,23 @@ async def test_memory_that_was_let_go_of_may_be_moved_and_is_there_again(kind: s
         others = [] if kind == "vllm" else [1]  # of which one process has one
         async with awake(kind, vault) as first, AsyncExitStack() as stack:
             whole = await alone(first, request(prompt(40), 30))
-            await first.engine.rest()
+            await first.engine.become_standby()
             rigs = [first, *[await stack.enter_async_context(standing_by(kind, vault, at)) for at in others]]
             for epoch in (1001, 1002):
                 for rig in rigs:
-                    await rig.engine.let_go()
-                    await rig.engine.let_go()
+                    await rig.engine.unmap()
+                    await rig.engine.unmap()
                     assert await rig.engine.check() == "", "the last outcome stands"
                 await demote(vault.socket)
-                assert (await standing(vault.socket)).device_bytes == 0
+                assert (await vault_status(vault.socket)).device_bytes == 0
                 await promote(vault.socket)
                 for rig in rigs:
-                    assert await rig.engine.stand_up() == ""
+                    assert await rig.engine.remap() == ""
                     assert not rig.engine.memory.asleep
                 woken = await rigs[epoch % len(rigs)].engine.wake(epoch)
                 assert woken.blocks == 0
                 assert await alone(rigs[epoch % len(rigs)], request(prompt(40), 30), epoch) == whole
-                await rigs[epoch % len(rigs)].engine.rest()
+                await rigs[epoch % len(rigs)].engine.become_standby()
 
 
 async def unbroken(kind: str) -> dict[int, list[int]]:
@@ -500,7 +518,7 @@ async def resume(owner: Child, standby: Child) -> dict[int, list[int]]:
     return {number: owner.said[number][:SEEN] + standby.said[number] for number in PROMPTS}
 
 
-@pytest.mark.parametrize("kind", SHADOWS)
+@pytest.mark.parametrize("kind", FAILOVER_KINDS)
 async def test_streams_go_on_where_the_killed_owner_ended(kind: str, vault: Vault) -> None:
     """Its vault dies and comes back: the owner serves on, and both say so and that the memory is right again. Then kill
     -9 the owner under streams: the standby, told of it, adopts its blocks, every stream goes on token for token, and
@@ -530,7 +548,7 @@ async def test_streams_go_on_where_the_killed_owner_ended(kind: str, vault: Vaul
         assert ["owner_gone", ""] in facts["told"]
 
 
-@pytest.mark.parametrize("kind", SHADOWS_LATER)
+@pytest.mark.parametrize("kind", FAILOVER_KINDS_LATER)
 async def test_tokens_depend_on_the_pages_that_were_adopted(kind: str, vault: Vault) -> None:
     """Pages that changed under whole entries give other tokens to the engine that adopts them: they are really used."""
     right = await unbroken(kind)
@@ -552,7 +570,7 @@ async def heir_of(first: Rig, kind: str, vault: Vault) -> AsyncIterator[Rig]:
         yield heir
 
 
-@pytest.mark.parametrize("kind", SHADOWS)
+@pytest.mark.parametrize("kind", FAILOVER_KINDS)
 async def test_nothing_is_waited_for_between_the_grant_and_the_first_work(
     kind: str, vault: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -568,7 +586,7 @@ async def test_nothing_is_waited_for_between_the_grant_and_the_first_work(
 
     async with awake(kind, vault) as first, heir_of(first, kind, vault) as heir:
         right = await alone(first, request(prompt(40), 20))
-        await first.engine.rest()
+        await first.engine.become_standby()
         async with asyncio.timeout(BOUND_S):
             while heir.engine.memory._follower is None or heir.engine.memory.still.locked():
                 await asyncio.sleep(0.01)
@@ -588,13 +606,13 @@ async def test_a_pool_of_another_geometry_is_not_adopted(kind: str, vault: Vault
     """An heir with other sizes drops what is there, makes its own pool, and says the right tokens."""
     async with awake(kind, vault) as r, standing_by(kind, vault, engine_id=1, blocks=256) as heir:
         right = await alone(r, request(prompt(40), 20))
-        await r.engine.rest()
+        await r.engine.become_standby()
         woken = await heir.engine.wake(1001)
         assert woken.blocks == 0
         assert await alone(heir, request(prompt(40), 20)) == right
 
 
-@pytest.mark.parametrize("kind", SHADOWS)
+@pytest.mark.parametrize("kind", FAILOVER_KINDS)
 async def test_a_wrong_canary_lets_nothing_through(kind: str, vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the known answer is right others' tokens come, and the word for the next adopter. Where it is wrong once it
     is asked for again, and nobody notices. Where it is wrong again the engine is disproved, gives no word, and says
@@ -602,10 +620,10 @@ async def test_a_wrong_canary_lets_nothing_through(kind: str, vault: Vault, monk
     async with standing_by(kind, vault) as r:
         mapping = r.engine.memory.pool.mapping
         with pytest.raises(Dropped):
-            await r.engine.tenant.check(mapping, lambda: True)
+            await r.engine.hosted.check(mapping, lambda: True)
         assert await r.engine.check() == ""
         await r.engine.wake(1000)
-        known = r.engine.tenant.canary
+        known = r.engine.hosted.canary
         r.engine.prove()
         await r.run({1: request(prompt(40), 20)})
         assert len(r.tokens(1)) == 20
@@ -613,17 +631,17 @@ async def test_a_wrong_canary_lets_nothing_through(kind: str, vault: Vault, monk
             while not r.engine.proven:
                 await asyncio.sleep(0.01)
         assert not r.of(0), "the canary's tokens are nobody's"
-        await r.engine.rest()
+        await r.engine.become_standby()
         await r.engine.wake(1001)
         wrong = replace(known, tokens=tuple(token + 1 for token in known.tokens), tolerance_nats=0.0)
         asked = [wrong]
-        monkeypatch.setattr(type(r.engine.tenant), "canary", property(lambda self: asked.pop() if asked else known))
+        monkeypatch.setattr(type(r.engine.hosted), "canary", property(lambda self: asked.pop() if asked else known))
         r.engine.prove()
         await r.run({2: request(prompt(40, 1), 20)})
         assert (len(r.tokens(2)), r.heard("disproved"), asked) == (20, [], [])
-        await r.engine.rest()
+        await r.engine.become_standby()
         await r.engine.wake(1002)
-        monkeypatch.setattr(type(r.engine.tenant), "canary", property(lambda self: wrong))
+        monkeypatch.setattr(type(r.engine.hosted), "canary", property(lambda self: wrong))
         r.engine.prove()
         r.engine.submit(3, request(prompt(40, 2), 20))
         await r.until(lambda: bool(r.heard("disproved")))

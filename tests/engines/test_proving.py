@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from holdfast.core.requests import Failure, GenerateRequest, Output, Sampling, TokenLogprobs
-from holdfast.engines.shadow.proving import CANARY, Canary, Proving, Stage
+from holdfast.engines.host.proving import CANARY, Canary, Proving, Stage
 
 TOKENS = (11, 12, 13)
 SOON_S = 1.0  # longer than a canary of three tokens is judged, on a busy machine too
@@ -152,9 +152,7 @@ async def test_a_token_that_is_about_as_likely_is_no_wrong_answer(
         ([11, 99, 98], [], False),
     ],
 )
-def test_a_whole_answer_is_compared_alike(
-    tokens: list[int], told: list[list[tuple[int, float]]], fits: bool
-) -> None:
+def test_a_whole_answer_is_compared_alike(tokens: list[int], told: list[list[tuple[int, float]]], fits: bool) -> None:
     """As a standby's is."""
     request = GenerateRequest("canary", [1], 1, Sampling(len(TOKENS), 0))
     said = [TokenLogprobs(top[0][1] if top else 0.0, top) for top in told]

@@ -10,14 +10,14 @@ import threading
 
 import msgspec
 import pytest
-from engine_rig import request
-from sim_rig import FAST, expected, rig, right
 
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import CANARY_TIER
 from holdfast.engines.sim.language import Sequence
 from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, load
 from holdfast.spec.engines import SimSettings
+from tests.rigs.engines.any_engine import request
+from tests.rigs.engines.sim_engine import FAST, expected, rig, right
 
 
 async def test_batch_gives_each_stream_its_own_tokens() -> None:

@@ -22,8 +22,8 @@ from holdfast.engines.sim.language import CANDIDATES, Sequence
 from holdfast.engines.sim.vocabulary import (
     CHARACTERS,
     EOS_TOKEN_ID,
-    Node,
-    Tongue,
+    CharacterNode,
+    LanguageVariant,
     chat_template,
     load,
     tokenizer_json,
@@ -112,7 +112,7 @@ def test_text_is_always_utf8_and_characters_are_split() -> None:
 def test_trie_never_offers_more_than_there_are_logits() -> None:
     """Every unfinished character has at most as many continuations as candidates."""
 
-    def widest(node: Node) -> int:
+    def widest(node: CharacterNode) -> int:
         return max([len(node.choices), *(widest(child) for child in node.children.values() if child)])
 
     assert widest(VOCABULARY.root) <= CANDIDATES
@@ -139,17 +139,13 @@ def test_end_of_turn_comes_about_once_in_200() -> None:
     assert EOS_TOKEN_ID not in generate(PROMPT, sampling_of(min_tokens=3000), 3000, len(PROMPT))[0]
 
 
-def test_seed_moves_draws_but_not_the_likeliest() -> None:
-    """Seeds give different texts at a temperature and the same text without one."""
+def test_seed_and_every_token_move_draws() -> None:
+    """Seeds give different texts at a temperature and the same text without one; so does another first token."""
     drawn = {tuple(generate(PROMPT, sampling_of(seed=seed), 30, len(PROMPT))[0]) for seed in range(8)}
     greedy = {tuple(generate(PROMPT, sampling_of(seed=seed, temperature=0.0), 30, 7)[0]) for seed in range(8)}
     assert len(drawn) == 8
     assert len(greedy) == 1
-
-
-def test_every_token_so_far_matters() -> None:
-    """A change in the first token changes what follows."""
-    assert generate(PROMPT, sampling_of(), 20, 7)[0] != generate([0, *PROMPT[1:]], sampling_of(), 20, 7)[0]
+    assert generate([0, *PROMPT[1:]], sampling_of(seed=0), 30, 7)[0] != generate(PROMPT, sampling_of(seed=0), 30, 7)[0]
 
 
 def test_top_k_one_and_tiny_top_p_are_greedy() -> None:
@@ -186,22 +182,6 @@ def test_penalties_forbid_what_was_said() -> None:
     assert first not in generate(prompt, sampling_of(logit_bias=forced, repetition_penalty=5.0), 1, 7)[0]
 
 
-def test_faults_change_tokens_or_logprobs() -> None:
-    """A wrong token is a valid other one; drift moves logprobs and leaves tokens."""
-    sampling = sampling_of(top_logprobs=2, ignore_eos=True)
-    right, drifted = (Sequence(VOCABULARY, PROMPT, 7, sampling) for _ in range(2))
-    for _ in range(50):
-        assert right.advance() == drifted.advance(drift=0.5)
-        assert right.logprobs is not None
-        assert drifted.logprobs is not None
-        assert math.isclose(right.logprobs.logprob - drifted.logprobs.logprob, 0.5)
-    for position in range(50):
-        wrong, true = (Sequence(VOCABULARY, [*PROMPT, position], 7, sampling) for _ in range(2))
-        token = wrong.advance(wrong=True)
-        assert 0 <= token < VOCABULARY.size
-        assert token != true.advance()
-
-
 def test_tokenizer_is_a_small_byte_level_bpe() -> None:
     """At least 4,096 tokens in at most 1 MB, ChatML's special tokens, any text there and back."""
     data = tokenizer_json()
@@ -233,17 +213,19 @@ def test_training_script_runs_anywhere(tmp_path: Path) -> None:
     assert len(tokenizer.encode("世").ids) == 3
 
 
-@pytest.mark.parametrize("tongue", [Tongue(revision=2), Tongue(quantization="int8"), Tongue(2, "int8")])
-def test_another_tongue_says_other_words(tongue: Tongue) -> None:
+@pytest.mark.parametrize(
+    "tongue", [LanguageVariant(revision=2), LanguageVariant(quantization="int8"), LanguageVariant(2, "int8")]
+)
+def test_another_tongue_says_other_words(tongue: LanguageVariant) -> None:
     """Weights of another revision, or stored otherwise, go on otherwise from the same text, and always alike."""
 
-    def said(one: Tongue) -> list[int]:
+    def said(one: LanguageVariant) -> list[int]:
         sequence = Sequence(load(one), PROMPT, len(PROMPT), sampling_of(temperature=0.0, ignore_eos=True))
         return [sequence.advance() for _ in range(20)]
 
     assert said(tongue) == said(tongue)
-    assert said(tongue)[0] != said(Tongue())[0]
-    assert tongue.weights != Tongue().weights
+    assert said(tongue)[0] != said(LanguageVariant())[0]
+    assert tongue.weights != LanguageVariant().weights
 
 
 def test_another_tokenizer_has_other_ids_for_the_same_words() -> None:
@@ -252,5 +234,5 @@ def test_another_tokenizer_has_other_ids_for_the_same_words() -> None:
     text = "Tell me a story, and then another one."
     assert second.decode(second.encode(text).ids) == first.decode(first.encode(text).ids) == text
     assert second.decode(first.encode(text).ids) != text
-    assert load(Tongue(tokenizer=2)).words[0] == VOCABULARY.words[1]
-    assert load(Tongue(tokenizer=2)).size == VOCABULARY.size
+    assert load(LanguageVariant(tokenizer=2)).words[0] == VOCABULARY.words[1]
+    assert load(LanguageVariant(tokenizer=2)).size == VOCABULARY.size

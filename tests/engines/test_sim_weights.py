@@ -7,37 +7,37 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sim_rig import FAST, rig
 
 from holdfast.core.errors import HoldfastError, UserError
 from holdfast.engines.sim.engine import SimEngine
-from holdfast.engines.sim.weights import SimWeights
-from holdfast.memory.client.mapped import Mapped
+from holdfast.engines.sim.hosted import SimWeights
+from holdfast.memory.client.weights import MappedWeights
 from holdfast.memory.devices import HostDevice
-from holdfast.memory.packing import plan
+from holdfast.memory.layout import plan
 from holdfast.roles.engines import make_engine
 from holdfast.spec.engines import Place, SimSettings
 from holdfast.spec.launch import WorkerLaunch
+from tests.rigs.engines.sim_engine import FAST, rig
 
 MIB = 1024 * 1024
 
 
 @pytest.fixture
-def written() -> Iterator[tuple[HostDevice, SimWeights, Mapped]]:
+def written() -> Iterator[tuple[HostDevice, SimWeights, MappedWeights]]:
     """Weights of 3 slabs, filled and mapped writable."""
     device, weights = HostDevice(), SimWeights("test", 6 * MIB)
     layout = plan(weights.specs, 2 * MIB, device.granularity, weights.identity, weights.meta)
     fds = [device.create(size) for size in layout.slab_sizes]
     address = device.reserve(sum(layout.slab_sizes))
     device.map_many(address, list(zip(layout.slab_sizes, fds, strict=True)), writable=True)
-    mapped = Mapped(layout, address, sum(layout.slab_sizes), fds)
+    mapped = MappedWeights(layout, address, sum(layout.slab_sizes), fds)
     weights.fill(mapped.addresses())
     yield device, weights, mapped
     weights.use(None)
     mapped.forget(device)
 
 
-def test_any_changed_byte_is_found(written: tuple[HostDevice, SimWeights, Mapped]) -> None:
+def test_any_changed_byte_is_found(written: tuple[HostDevice, SimWeights, MappedWeights]) -> None:
     """What was filled verifies; one byte changed in any tensor does not, whichever it is; changed back it does."""
     device, weights, mapped = written
     assert weights.verify(mapped) == ""
@@ -51,7 +51,7 @@ def test_any_changed_byte_is_found(written: tuple[HostDevice, SimWeights, Mapped
     assert weights.verify(mapped) == ""
 
 
-def test_other_weights_do_not_verify(written: tuple[HostDevice, SimWeights, Mapped]) -> None:
+def test_other_weights_do_not_verify(written: tuple[HostDevice, SimWeights, MappedWeights]) -> None:
     """Weights of another identity are not taken for these, though they have the same shapes."""
     _, weights, mapped = written
     other = SimWeights("other", 6 * MIB)
@@ -59,7 +59,7 @@ def test_other_weights_do_not_verify(written: tuple[HostDevice, SimWeights, Mapp
     assert "not other" in other.verify(mapped)
 
 
-def test_every_word_of_the_head_is_read(written: tuple[HostDevice, SimWeights, Mapped]) -> None:
+def test_every_word_of_the_head_is_read(written: tuple[HostDevice, SimWeights, MappedWeights]) -> None:
     """Steps read the head word by word, so a changed one makes exactly one step of a round wrong."""
     device, weights, mapped = written
     weights.use(mapped)
@@ -105,13 +105,13 @@ def test_a_launch_that_cannot_be_is_refused_by_its_field(fields: dict[str, Any],
 
 
 def test_a_vault_makes_an_engine_that_can_stand_by() -> None:
-    """With a vault and a lock the engine is a shadow engine; without, none that could stand by."""
+    """With a vault and a lock the engine is a failover engine; without, none that could stand by."""
     plain = make_engine(launch(), random.Random(1))
     assert type(plain.engine) is SimEngine
     with pytest.raises(UserError, match="vault_socket"):
-        plain.shadow()
+        plain.failover_engine()
     made = make_engine(launch(place=Place(vault_socket="/tmp/x.sock"), lock="flock:/tmp/x"), random.Random(1))
-    assert made.shadow() is made.engine
+    assert made.failover_engine() is made.engine
 
 
 def test_those_that_stand_by_for_each_other_share_a_namespace() -> None:

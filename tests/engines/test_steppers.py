@@ -13,14 +13,14 @@ pytest.importorskip("torch", reason="torch is not installed")
 BOUND_S = 60.0
 
 
-@pytest.mark.parametrize("room", ["torch", "vllm"])
-def test_a_stop_is_heard_whenever_it_comes(room: str) -> None:
+@pytest.mark.parametrize(("room", "kind"), [("torch", "TorchStepThread"), ("vllm", "VllmStepThread")])
+def test_a_stop_is_heard_whenever_it_comes(room: str, kind: str) -> None:
     """Told just before the thread forgets that there was something to do, it ends all the same. What a vllm
     engine was told to do before is done."""
     failed: list[str] = []
     done: list[str] = []
     module: Any = import_module(f"holdfast.engines.{room}.stepper")
-    stepper = module.Stepper(lambda *_: True, failed.append)
+    stepper = getattr(module, kind)(lambda *_: True, failed.append)
     work = stepper._work = threading.Event()
     forget = work.clear
 
@@ -42,7 +42,7 @@ def test_vllm_cannot_end_its_thread_in_silence() -> None:
     """An exit from within is a failure like any other: whoever waits hears of it, and so does the engine."""
     module: Any = import_module("holdfast.engines.vllm.stepper")
     failed: list[str] = []
-    stepper = module.Stepper(lambda *_: True, failed.append)
+    stepper = module.VllmStepThread(lambda *_: True, failed.append)
     stepper.start()
     with pytest.raises(SystemExit, match="for a reason"):
         stepper.run(lambda: sys.exit("for a reason")).result(BOUND_S)
@@ -79,7 +79,7 @@ class _Core:
 
 def _stepper(core: _Core) -> Any:
     module: Any = import_module("holdfast.engines.vllm.stepper")
-    stepper = module.Stepper(lambda *_: True, lambda _: None)
+    stepper = module.VllmStepThread(lambda *_: True, lambda _: None)
     stepper.serve(core)
     return stepper
 

@@ -43,7 +43,7 @@ def holdfast(up: Supervised, *words: str) -> str:
 
 
 def shown(up: Supervised, name: str) -> dict[str, Any]:
-    """The engine's line of `holdfast ps --json`."""
+    """The engine's line of `holdfast status --json`."""
     return next(process for process in json.loads(holdfast(up, "ps", "--json")) if process["name"] == name)
 
 

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from lock_rig import BOUND_S, Engine, EtcdRig, until
 
 from holdfast.failover.etcd_lock import MARGIN_PER_LEASE
 from holdfast.failover.lost_event import LostEvent
-from manual_clock import ManualClock
+from tests.rigs.failover.locks import BOUND_S, Engine, EtcdRig, until
+from tests.rigs.manual_clock import ManualClock
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 

@@ -1,4 +1,4 @@
-"""The contract of every election lock, by real processes that are really killed; lock_rig.KINDS names the locks."""
+"""The contract of every election lock, by real processes that are really killed; `KINDS` of the rig names the locks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from lock_rig import BOUND_S, KINDS, Engine, LockRig, until
 
 from holdfast.failover.lock import FailoverLock
 from holdfast.testing.processes import fd_count
+from tests.rigs.failover.locks import BOUND_S, KINDS, Engine, LockRig, until
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 ENGINES = 8
@@ -121,7 +121,7 @@ async def test_owner(rig: LockRig, locks: list[FailoverLock]) -> None:
         assert await holder.do("acquire") == "acquired"
         seen = await locks[0].owner()
         assert seen is not None
-        assert seen.who == "engine 7"
+        assert seen.engine == "engine 7"
         assert seen.pid in (holder.pid, 0)
         assert seen.since_unix_s > 0
         assert json.loads(await holder.do("owner"))["who"] == "engine 7"
@@ -259,15 +259,3 @@ async def test_lock_taken_away_under_its_holder_is_lost(rig: LockRig, locks: lis
     await refused(first)
     await second.release()
     await granted(first)
-
-
-async def test_nudges_are_free_at_any_time(locks: list[FailoverLock]) -> None:
-    """Before, while and after it is held, a nudge changes nothing but the time of the next look."""
-    lock = locks[0]
-    lock.nudge()
-    lost = await granted(lock)
-    lock.nudge()
-    await refused(locks[1])
-    assert not lost.is_set()
-    await lock.release()
-    lock.nudge()

@@ -12,16 +12,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from lock_rig import BOUND_S, FileRig
 
-from holdfast.core.clock import SystemClock
 from holdfast.core.errors import UserError
+from holdfast.core.ports import SystemClock
 from holdfast.core.procfs import read_process
 from holdfast.failover import file_lock
-from holdfast.failover.file_lock import FileLock
-from holdfast.failover.filesystems import filesystem_of, filesystem_type, is_networked, mount_id
+from holdfast.failover.file_lock import FileLock, filesystem_of, filesystem_type, is_networked, mount_id
 from holdfast.failover.lock import UNSIGNED
 from holdfast.testing.processes import fd_count
+from tests.rigs.failover.locks import BOUND_S, FileRig
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 
@@ -84,7 +83,7 @@ async def test_signature_is_stale_after_release_and_never_trusted(lock: FileLock
     assert seen is not None
     me = read_process(os.getpid())
     assert me is not None
-    assert (seen.who, seen.pid, seen.start_ticks) == ("engine 0", os.getpid(), me.start_ticks)
+    assert (seen.engine, seen.pid, seen.start_ticks) == ("engine 0", os.getpid(), me.start_ticks)
     await lock.release()
     assert b"engine 0" in lock.path.read_bytes()
     assert await other.owner() is None
@@ -109,9 +108,7 @@ async def test_file_replaced_between_open_and_lock_is_not_taken(
 
 
 @pytest.mark.parametrize("how", ["removed", "made anew"])
-async def test_loss_of_the_file_is_noticed_in_time(
-    lock: FileLock, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_loss_of_the_file_is_noticed_in_time(lock: FileLock, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Removed or replaced: the event is set by the next check, and the old file stays locked for the ranks' sake."""
     real, checks = file_lock.is_at_path, []
 
@@ -139,7 +136,7 @@ def test_forked_child_that_releases_its_copy_frees_nothing(tmp_path: Path) -> No
     code = """
 import asyncio, os, sys
 from pathlib import Path
-from holdfast.core.clock import SystemClock
+from holdfast.core.ports import SystemClock
 from holdfast.failover.file_lock import FileLock
 lock, other = (FileLock(Path(sys.argv[1]), who, SystemClock()) for who in ("parent", "other"))
 async def main():
@@ -154,7 +151,7 @@ async def forked():
         if os.getpid() != parent:
             os._exit(0)
     os.wait()
-    assert (await other.owner()).who == "parent"
+    assert (await other.owner()).engine == "parent"
 parent = os.getpid()
 asyncio.run(forked())
 """

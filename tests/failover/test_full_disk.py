@@ -14,15 +14,14 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from known_answers import answer_to, are_unbroken, streams
 
 from holdfast.failover.journal import two_leaders
-from holdfast.testing.disks import BALLAST, fill
 from holdfast.testing.place import fetch
 from holdfast.testing.processes import kill_group
 from holdfast.testing.supervised import Supervised
 from holdfast.testing.waiting import in_thread
-from small_disks import small_disk
+from tests.rigs.failover.known_answers import answer_to, are_unbroken, streams
+from tests.rigs.small_disks import BALLAST, fill, small_disk
 
 pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.timeout(300)]
 

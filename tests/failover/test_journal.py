@@ -11,15 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.clock import SystemClock
+from holdfast.core.ports import SystemClock
 from holdfast.failover.journal import TERMS_MAX, Journal, Term, read_terms, two_leaders
-from holdfast.testing.disks import BALLAST, fill
-from small_disks import small_disk
+from tests.rigs.small_disks import BALLAST, fill, small_disk
 
 LEADER = """
 import sys, time
 from pathlib import Path
-from holdfast.core.clock import SystemClock
+from holdfast.core.ports import SystemClock
 from holdfast.failover.journal import Journal
 journal = Journal(Path(sys.argv[1]), SystemClock())
 journal.begin(7)
@@ -83,7 +82,7 @@ def test_two_leaders_are_found(newer: Term) -> None:
 FULL = """
 import sys
 from pathlib import Path
-from holdfast.core.clock import SystemClock
+from holdfast.core.ports import SystemClock
 from holdfast.failover.journal import Journal
 journal = Journal(Path(sys.argv[1]), SystemClock())
 print("stands by", flush=True)

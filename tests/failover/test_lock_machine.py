@@ -17,19 +17,19 @@ from holdfast.failover.lock_server.machine import (
     TOO_MANY,
     WAITERS_MAX,
     Acquire,
-    Claim,
     Client,
+    ClientEnded,
     ConfirmRelease,
-    Drop,
+    DropClient,
     Effect,
-    Ended,
+    ElectionClaim,
+    ElectionRecord,
     Event,
-    Freed,
     Grant,
+    GrantFreed,
     GrantTo,
     LockState,
     Missing,
-    Record,
     Refuse,
     Release,
     Save,
@@ -39,9 +39,8 @@ from holdfast.failover.lock_server.machine import (
     next_deadline_s,
     step,
 )
-from transcript_book import must_go_as_written, transcripts
+from tests.rigs.transcripts import must_go_as_written, stories
 
-TRANSCRIPTS = transcripts("lock_server")
 WINDOW_S = 3.0
 
 
@@ -51,7 +50,7 @@ class Story:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.window_s = WINDOW_S
-        self.file: Record | None = None
+        self.file: ElectionRecord | None = None
         self.readable = True
         self.state = begin(None, True, WINDOW_S, 0.0, 0.0)
         self.connections: dict[str, int] = {}
@@ -105,9 +104,9 @@ class Story:
             case "releases":
                 return self._step(Release(connection))
             case "dies":
-                return self._step(Ended(self.connections.pop(name)))
+                return self._step(ClientEnded(self.connections.pop(name)))
             case "resets":
-                return self._step(Ended(self.connections.pop(name), sure=False))
+                return self._step(ClientEnded(self.connections.pop(name), sure=False))
         raise AssertionError(f"no story has {verb!r}")
 
     def _step(self, event: Event) -> list[str]:
@@ -118,38 +117,35 @@ class Story:
         match effect:
             case Save(record):
                 self.file, self.readable = record, True
-                held = "nobody" if record.grant is None else f"{record.grant.client.who}, grant {record.grant.number}"
+                held = (
+                    "nobody" if record.grant is None else f"{record.grant.client.engine}, grant {record.grant.number}"
+                )
                 return f"file: {held}"
             case GrantTo(connection, grant, back, waited_s):
                 how = "is back with" if back else f"has, after {waited_s:.1f} s,"
                 return f"{self.names[connection]} {how} grant {grant.number}"
-            case Freed(grant, why, held_s):
-                return f"grant {grant.number} of {grant.client.who} is over after {held_s:.1f} s: {why}"
+            case GrantFreed(grant, why, held_s):
+                return f"grant {grant.number} of {grant.client.engine} is over after {held_s:.1f} s: {why}"
             case Missing(grant, until_s):
-                return f"{grant.client.who} is awaited until {until_s:.1f}"
+                return f"{grant.client.engine} is awaited until {until_s:.1f}"
             case Refuse(connection, code, reason):
                 return f"{self.names[connection]} is refused: {code}: {reason}"
             case ConfirmRelease(connection):
                 return f"{self.names[connection]} is told: released"
-            case Drop(connection):
+            case DropClient(connection):
                 return f"connection {connection} of {self.names[connection]} is closed"
 
 
-@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda p: p.stem)
+@stories("lock_server", least=11)
 def test_the_lock_server_story_goes_as_written(path: Path) -> None:
     """Every transcript's outcomes are exactly those of today's machine."""
     must_go_as_written(path, Story)
 
 
-def test_there_are_lock_server_stories() -> None:
-    """The transcripts are found where they are kept."""
-    assert len(TRANSCRIPTS) >= 11
-
-
 def test_the_table_answers_everything_that_can_be_asked() -> None:
     """Every situation and claim has an answer, but for the two that cannot be: an own grant where none is on record."""
-    impossible = {(Situation.FREE, Claim.OWN), (Situation.UNKNOWN, Claim.OWN)}
-    assert set(TABLE) == set(product(Situation, Claim)) - impossible
+    impossible = {(Situation.FREE, ElectionClaim.OWN), (Situation.UNKNOWN, ElectionClaim.OWN)}
+    assert set(TABLE) == set(product(Situation, ElectionClaim)) - impossible
 
 
 def test_the_queue_is_bounded() -> None:
@@ -167,7 +163,7 @@ class World:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.file: Record | None = None
+        self.file: ElectionRecord | None = None
         self.readable = True
         self.restart()
         self.open: dict[int, str] = {}
@@ -190,7 +186,7 @@ class World:
         self.take(Acquire(self.last_connection, Client(name, name), grant))
 
     def take(self, event: Event) -> None:
-        if isinstance(event, Ended):
+        if isinstance(event, ClientEnded):
             held = self.state.connection == event.connection
             name = self.open.pop(event.connection)
             if held and not event.sure:
@@ -205,7 +201,7 @@ class World:
     def check(self, effect: Effect) -> None:
         if isinstance(effect, Save):
             self.file, self.readable = effect.record, True
-        elif isinstance(effect, Refuse | Drop):
+        elif isinstance(effect, Refuse | DropClient):
             self.open.pop(effect.connection)
         elif isinstance(effect, GrantTo):
             name = self.open[effect.connection]
@@ -252,7 +248,7 @@ def test_nobody_is_granted_inside_anothers_window(moves: list[tuple[str, object,
         elif connections:
             assert isinstance(what, int)
             chosen = connections[what % len(connections)]
-            world.take(Ended(chosen, flag) if verb == "end" else Release(chosen))
+            world.take(ClientEnded(chosen, flag) if verb == "end" else Release(chosen))
 
 
 def test_a_state_that_cannot_be_is_an_error() -> None:

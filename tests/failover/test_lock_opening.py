@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.failover.etcd_lock import LEASE_S
 from holdfast.failover.opening import open_lock
-from holdfast.wire.world import real_world
+from holdfast.wire.net import real_world
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from lock_rig import Engine, ServerRig, until
+
+from tests.rigs.failover.locks import Engine, ServerRig, until
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 # A restarted server is back well within two thirds of this, also on a busy machine.
@@ -218,7 +219,7 @@ async def test_state_file_damaged(tmp_path: Path, damage: str) -> None:
         await told.restart()
         assert (await told.holder.answer()).startswith("lost")
         await told.waiter_leads_after_the_window()
-        assert "who held the lock is unknown" in told.rig.log.read_text()
+        assert "the holder of the lock is unknown" in told.rig.log.read_text()
 
 
 async def test_state_file_missing(tmp_path: Path) -> None:

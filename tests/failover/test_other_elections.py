@@ -1,4 +1,4 @@
-"""Pairs of real engines elected by a lock server (`holdfast lock serve`) and by etcd, with a stream open all the time.
+"""Pairs of real engines elected by a lock server (`holdfast run lock`) and by etcd, with a stream open all the time.
 
 The answer is known beforehand. Who led when is read from the engines' own journals.
 """
@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from known_answers import answer_to, ask_number
 
 from holdfast.failover.journal import Term, read_terms, two_leaders
 from holdfast.testing.answers import Answer
@@ -24,6 +23,7 @@ from holdfast.testing.clients import Received, read_answer
 from holdfast.testing.deployment import Deployment, etcd_command
 from holdfast.testing.place import free_port
 from holdfast.testing.waiting import in_thread
+from tests.rigs.failover.known_answers import answer_to, ask_number
 
 pytestmark = [pytest.mark.long, pytest.mark.processes]
 
@@ -34,10 +34,10 @@ LEASE_S = 6
 BOUND_S = 60.0
 TPOT_MS = 10.0
 TOKENS = 1000  # ten seconds and more: enough for a kill in the middle of them
-# `holdfast lock serve`, with all it needs loaded, once somebody has opened a FIFO and closed it again.
+# `holdfast run lock`, with all it needs loaded, once somebody has opened a FIFO and closed it again.
 AT_HAND = """
 import sys
-import holdfast.cli.app, holdfast.cli.locks, holdfast.failover.lock_server.serve, holdfast.wire.world
+import holdfast.cli.app, holdfast.cli.start, holdfast.failover.lock_server.server, holdfast.wire.net
 from holdfast.cli.main import main
 print("at hand", flush=True)
 open(sys.argv.pop(1)).read()
@@ -232,7 +232,7 @@ def test_an_etcd_outage_longer_than_the_lease(pair: Pair) -> None:
 
 @pytest.mark.timeout(300)
 def test_workers_by_hand_with_a_token(pair: Pair) -> None:
-    """`holdfast worker` joins an election over TCP with the token from a file or the environment, which no command
+    """`holdfast run worker` joins an election over TCP with the token from a file or the environment, which no command
     line shows; with another token it is refused in words and exits with 1."""
     token, wrong = pair.folder / "token", pair.folder / "wrong"
     token.write_text("open sesame\n")

@@ -47,7 +47,7 @@ def group_of(engine: EngineSeen) -> str:
 
 def test_streams_of_a_killed_engine_go_on_at_its_own_standby() -> None:
     """Prompts are long and a prefill takes seconds, so that the other worker is the worse place: no stream goes there,
-    no more than a block of each is computed again, and `holdfast incidents` says both."""
+    no more than a block of each is computed again, and `holdfast get incidents` says both."""
     with TwoWorkers("--sim-ttft-ms", "4000", "--sim-tpot-ms", "100") as up:
         streams = [up.stream(f"{number}: {PROMPT}", 100) for number in range(STREAMS)]
         for stream in streams:

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import uvloop
-from known_answers import answer_to, are_unbroken, ask_number, ask_tokens, streams
 
 from holdfast.failover.journal import two_leaders
 from holdfast.kv.adopt import NO_CANARY
@@ -23,6 +22,7 @@ from holdfast.testing.clients import Received, read_answer
 from holdfast.testing.processes import kill_group
 from holdfast.testing.supervised import Supervised
 from holdfast.testing.waiting import in_thread
+from tests.rigs.failover.known_answers import answer_to, are_unbroken, ask_number, ask_tokens, streams
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 

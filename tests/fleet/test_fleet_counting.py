@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from fleet_moment import LINGER_S, NOW_S, PLACED, RESIDENT_S, flying, model, node, replica, seen, told, warm
 from holdfast.fleet.actions import COPY_S, Action, Tries, Verb
 from holdfast.fleet.desired import Level, Model
 from holdfast.fleet.observed import Memory, Observed, Phase, Replica
 from holdfast.fleet.planner import plan
+from tests.rigs.fleet.moment import LINGER_S, NOW_S, PLACED, RESIDENT_S, flying, model, node, replica, seen, told, warm
 
 
 def order(verb: Verb, serial: int = 1) -> Action:

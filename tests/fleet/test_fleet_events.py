@@ -14,7 +14,7 @@ from holdfast.fleet.desired import Level, Model
 from holdfast.fleet.events import OUTAGE_S, Change, Event, Fact, Kind, Outages, Reader, changes, outlasting
 from holdfast.fleet.observed import Node, Phase, Replica
 from holdfast.fleet.records import NodeRecord, Orders, Wish, node_key, orders_key, wish_key
-from holdfast.health.records import Demand, Killed, Report
+from holdfast.health.records import Demand, KilledRequest, ReportRecord
 
 MODEL = Model(key="chat", version="v1", wanted=1, replicas_max=4, device_bytes=1, generation=1)
 WISH = Wish(name="Chat", model=MODEL, manifest="", at_unix_s=100.0)
@@ -30,7 +30,7 @@ def values(*records: object) -> dict[str, bytes]:
                 key = node_key("d", record.node.name)
             case Orders():
                 key = orders_key("d", "n")
-            case Report():
+            case ReportRecord():
                 key = f"{REPORTS}d/{record.name}"
             case _:
                 raise AssertionError(record)
@@ -60,9 +60,9 @@ def wished(**said: object) -> Wish:
 
 def test_a_request_that_was_ended_is_told_once() -> None:
     """By the key of its model; that its frontend tells of it no longer is no event."""
-    killed = Killed(id="chatcmpl-1", model="Chat", by="operator", at_unix_s=50.0)
-    quiet = facts(WISH, Report(name="f", at_unix_s=50.0))
-    told = facts(WISH, Report(name="f", at_unix_s=51.0, killed=(killed,)))
+    killed = KilledRequest(id="chatcmpl-1", model="Chat", by="operator", at_unix_s=50.0)
+    quiet = facts(WISH, ReportRecord(name="f", at_unix_s=50.0))
+    told = facts(WISH, ReportRecord(name="f", at_unix_s=51.0, killed=(killed,)))
     (event,) = events(quiet, told)
     assert (event.event_type, event.model_key) == (Kind.KILL_REQUEST, "chat")
     assert event.data == {"request": "chatcmpl-1", "by": "operator"}
@@ -111,8 +111,8 @@ def test_a_replica_that_is_told_to_leave_is_an_eviction_once() -> None:
 
 def test_who_waits_is_told_by_model_over_all_frontends() -> None:
     """By the model's key, though clients ask by its name; and when nobody waits any more."""
-    first = Report(name="f1", at_unix_s=1.0, demand={"Chat": Demand(waiting=2, since_unix_s=7.0)})
-    second = Report(name="f2", at_unix_s=1.0, demand={"Chat": Demand(waiting=1, since_unix_s=5.0)})
+    first = ReportRecord(name="f1", at_unix_s=1.0, demand={"Chat": Demand(waiting=2, since_unix_s=7.0)})
+    second = ReportRecord(name="f2", at_unix_s=1.0, demand={"Chat": Demand(waiting=1, since_unix_s=5.0)})
     both = facts(WISH, first, second)
     assert [(one.model_key, one.data) for one in events(facts(WISH), both)] == [
         ("chat", {"waiting": 3, "since_unix_s": 5.0})

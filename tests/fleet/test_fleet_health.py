@@ -7,9 +7,6 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from bench.fleet.ailing import Ailing
-from bench.fleet.storms import play
-from fleet_moment import NOW_S, model, node, replica, seen, told
 from holdfast.fleet.actions import Tries, Verb, subject_of
 from holdfast.fleet.agent import House, Sight, step
 from holdfast.fleet.controller import Controller
@@ -19,6 +16,8 @@ from holdfast.fleet.planner import plan
 from holdfast.fleet.prospects import Prospect, ill_prospect
 from holdfast.fleet.records import Book, NodeRecord, Orders, Wish
 from holdfast.fleet.scaling import Scaling
+from tests.rigs.fleet.moment import NOW_S, model, node, replica, seen, told
+from tests.rigs.worlds.fleet_storms import Ailing, play
 
 WORLDS = 100
 AWAY, DOUBTED, UNCHECKED = Health.AWAY, Health.DOUBTED, Health.UNCHECKED
@@ -77,7 +76,7 @@ def test_others_take_the_place_of_what_does_not_serve_first() -> None:
     assert told([model(wanted=2), first], seen([FULL], there)) == ["drain a2 n"]
 
 
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_random_worlds_whose_replicas_fall_ill(part: int) -> None:
     """None that could answer is ended for its health before another can; where fewer are wanted, what serves stays."""
     for number in range(WORLDS):

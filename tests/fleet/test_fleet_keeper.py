@@ -1,49 +1,31 @@
-"""The controller by itself: what it writes before what, whom it believes, and whom it leaves alone."""
+"""The controller by itself, where its stories (`test_fleet_controller_stories.py`) cannot look: what it hears of nodes,
+and what it writes where there is nothing to do.
+"""
 
 from __future__ import annotations
 
 import msgspec
-import pytest
 from msgspec import structs
 
-from bench.fleet.agent import Machine
-from holdfast.fleet.actions import Tries, Verb
-from holdfast.fleet.controller import WAITED_FOR, Controller
-from holdfast.fleet.desired import Level, Model
-from holdfast.fleet.hearing import GRACE_S
-from holdfast.fleet.records import Book, Orders
+from holdfast.fleet.controller import Controller
+from holdfast.fleet.hearing import FORGET_S, GRACE_S, UNREAD_S, Hearing
+from holdfast.fleet.records import Book, NodeRecord, Orders, Wish
 from holdfast.fleet.room import HOST
 from holdfast.fleet.scaling import Scaling
 from holdfast.health.records import Demand
-from keeper_rig import BOOK, NODES, ORDERS, Keeper, Overtaken, Place, wish
+from tests.rigs.worlds.fleet_controllers import BOOK, NODES, ORDERS, WISHES, Keeper, Place, model, wish
+from tests.rigs.worlds.fleet_node import Machine
 
 
-def model(key: str = "m", wanted: int = 1, **said: object) -> Model:
-    sizes = {"device_bytes": 40, "host_bytes": 40, "replicas_max": 4, "version": "v1", "drain_s": 5.0}
-    return Model(key=key, wanted=wanted, **{**sizes, **said})
-
-
-def place(nodes: int = 1, **said: object) -> Place:
+def place(nodes: int = 1) -> Place:
     made = Place()
     for number in range(nodes):
-        made.add(Machine(f"n{number}", {"gpu0": 80, HOST: 100}, **said))
+        made.add(Machine(f"n{number}", {"gpu0": 80, HOST: 100}))
     return made
-
-
-def book(made: Place) -> Book:
-    return made.shelf.read(BOOK, Book) or Book()
-
-
-def orders(made: Place, node: str = "n0") -> tuple[str, ...]:
-    found = made.shelf.read(ORDERS + node, Orders) or Orders()
-    return tuple(action.verb for action in found.actions)
 
 
 def told(keeper: Keeper) -> list[str]:
     return [one.what for one in keeper.controller.take_told()]
-
-
-# -- what is written, and in which order
 
 
 def test_nothing_is_written_where_nothing_is_wished_for() -> None:
@@ -57,140 +39,8 @@ def test_nothing_is_written_where_nothing_is_wished_for() -> None:
         assert keeper.controller.is_idle is (nodes == 0)
 
 
-def test_book_and_orders_are_claimed_before_the_first_decision() -> None:
-    """The first that it writes asks for nothing new; then comes the book, and then the orders."""
-    made = place(2)
-    made.want(model())
-    keeper = made.keeper()
-    claim = keeper.controller.step(made.now_s)
-    assert claim.book == Book(by="k1")
-    assert claim.orders == {"n0": Orders(by="k1"), "n1": Orders(by="k1")}
-    keeper.controller.written(made.now_s)
-    first = keeper.controller.step(made.now_s)
-    assert first.book is not None
-    assert first.book.serials == {"m": 1}
-    assert [action.id for one in first.orders.values() for action in one.actions] == ["place/ModelActor:m:r1/0.1"]
-
-
-def test_an_answer_before_the_last_write_is_known_counts() -> None:
-    """An agent is done before the controller knows that its order stands: nothing flies for ever."""
-    made = place()
-    made.want(model())
-    keeper = made.keeper()
-    while Verb.PLACE not in orders(made):
-        keeper.advance(made.now_s)
-    assert keeper.left == []
-    agent = made.agents["n0"]
-    made.work(agent)
-    made.now_s += 10.0
-    made.work(agent)  # it serves
-    made.settle()
-    assert made.hot("m") == 1
-    assert orders(made) == ()
-    assert told(keeper) == ["place"]
-
-
-def test_who_leaves_is_idle_before_it_is_told() -> None:
-    """Frontends know it by its process's name; one that is HOT again is not idle any more."""
-    made = place()
-    made.want(model())
-    made.keeper()
-    made.run(30)
-    assert made.hot("m") == 1
-    made.want(model(wanted=0))
-    seen = []
-    while Verb.DRAIN not in orders(made):
-        seen = [*seen, book(made).idle]
-        made.keepers[0].advance(made.now_s)
-    assert seen[-1] == ("d-m-v1-1",)
-    made.run(10)
-    assert book(made).idle == ()  # WARM
-    made.want(model(wanted=1))
-    made.run(10)
-    assert (made.hot("m"), book(made).idle) == (1, ())
-
-
-# -- whom it believes
-
-
-def test_a_failure_counts_once_and_is_told() -> None:
-    """An agent that cannot start somebody says so: tried again after a while, under another name."""
-    made = place()
-    made.want(model())
-    keeper = made.keeper()
-    while keeper.advance(made.now_s):
-        pass
-    made.work(made.agents["n0"], fails=lambda: True)
-    keeper.advance(made.now_s)
-    assert keeper.left is not None
-    made.settle()
-    assert book(made).tries["place/m"].failed == 1
-    assert orders(made) == ()
-    assert told(keeper) == ["place", "failed"]
-    made.run(20)
-    assert made.hot("m") == 1
-    assert book(made).serials == {"m": 2}
-    assert book(made).tries == {}
-
-
-def test_one_that_was_seen_and_never_came_up_failed_once() -> None:
-    """Its node says why, and has it no more: the reason is told, and nothing of a crash."""
-    made = place()
-    made.want(model())
-    keeper = made.keeper()
-    while keeper.advance(made.now_s):
-        pass
-    agent = made.agents["n0"]
-    made.work(agent)
-    made.settle()
-    agent.machine.crash("ModelActor:m:r1")
-    agent.answers["place/ModelActor:m:r1/0.1"] = "it crashed 3 times"
-    made.tell(agent)
-    keeper.advance(made.now_s)
-    said = keeper.controller.take_told()
-    assert [one.what for one in said] == ["place", "failed"]
-    assert said[-1].text.endswith("it failed: it crashed 3 times")
-    made.settle()
-    assert book(made).tries["place/m"].failed == 1
-
-
-def test_one_that_ends_unasked_has_crashed() -> None:
-    """It is told once, and somebody comes in its place."""
-    made = place()
-    made.want(model())
-    keeper = made.keeper()
-    made.run(15)
-    made.agents["n0"].machine.crash("ModelActor:m:r1")
-    made.run(15)
-    assert told(keeper) == ["place", "crashed", "place"]
-    assert made.hot("m") == 1
-
-
-def test_a_node_is_lost_after_its_grace_and_not_before() -> None:
-    """Its record is gone: for so long nothing follows; then its replica is started elsewhere; it may come back."""
-    made = place(2)
-    made.want(model())
-    keeper = made.keeper()
-    made.run(30)
-    (where,) = [name for name, agent in made.agents.items() if agent.machine.bodies]
-    made.agents[where].machine.near = False
-    told(keeper)
-    made.settle()
-    made.now_s += GRACE_S - 0.1
-    made.settle()
-    assert told(keeper) == []
-    made.now_s += 0.1
-    made.settle()
-    assert told(keeper) == ["lost", "place"]
-    made.run(20)
-    made.agents[where].machine.near = True
-    made.run(60)
-    assert "back" in told(keeper)
-    assert made.hot("m") == 1
-
-
-def test_a_node_whose_agent_is_stopped_is_lost_and_not_by_one_who_was_stopped_itself() -> None:
-    """Its record stands, and is not told again: three times that long. A controller that comes late listens anew."""
+def test_a_node_whose_agent_is_stopped_is_lost_and_not_by_a_controller_that_was() -> None:
+    """Its record stands, and is not told again: three times that long. A controller that comes late listens again."""
     told_again = structs.replace(place(1).agents["n0"].record(), again_s=5.0)
     controller = Controller("d", "c")
     controller.begin(Book(), {}, {}, {"n0": told_again}, 100.0)
@@ -207,7 +57,7 @@ def test_a_node_whose_agent_is_stopped_is_lost_and_not_by_one_who_was_stopped_it
     assert lost(129.0) == ["lost"]
     controller.node("n0", told_again, 130.0)
     assert lost(130.0) == ["back"]
-    assert lost(200.0) == [], "nobody knows who was stopped"
+    assert lost(200.0) == [], "either may have been stopped"
     assert lost(214.9) == []
     assert lost(215.0) == ["lost"]
 
@@ -235,236 +85,57 @@ def test_a_store_that_was_lost_loses_no_node() -> None:
     assert told(keeper) == ["place"]
 
 
-def test_who_begins_waits_for_nodes_that_were_asked() -> None:
-    """A controller that starts together with its store finds orders and no records: it starts nobody twice."""
+def test_a_node_that_cannot_be_read_is_waited_for_and_stays_as_it_was() -> None:
+    """A controller that begins waits longer than for one that is not there; else nothing changes."""
     made = place(2)
     made.want(model())
     made.keeper()
     made.run(30)
-    for name in made.agents:
-        made.shelf.values.pop(NODES + name)
-    made.keepers.clear()
-    keeper = made.keeper()
-    assert not keeper.advance(made.now_s)
-    assert keeper.controller.next_deadline_s() == made.now_s + GRACE_S
-    made.now_s += 2.0
-    made.run(10)
-    assert (made.hot("m"), book(made).serials) == (1, {"m": 1})
+    (there,) = [name for name, agent in made.agents.items() if agent.machine.bodies]
+    values, begun_s, controller = made.shelf, made.now_s, Controller("d", "k9")
+    nodes = {name: one for name, one in values.under(NODES, NodeRecord).items() if name != there}
+    controller.begin(
+        values.read(BOOK, Book) or Book(),
+        values.under(ORDERS, Orders),
+        values.under(WISHES, Wish),
+        nodes,
+        begun_s,
+        [there],
+    )
+    for late_s in (0.0, GRACE_S + 1, UNREAD_S - 1):
+        assert not controller.step(begun_s + late_s)
+        controller.node_unread(there, begun_s + late_s)
+    controller.node(there, values.read(NODES + there, NodeRecord), begun_s + UNREAD_S - 1)
+    assert not controller.step(begun_s + UNREAD_S - 1), "all is as it should be"
+    controller.node_unread(there, begun_s + UNREAD_S)
+    assert not controller.step(begun_s + 10 * UNREAD_S)
+    assert controller.take_told() == []
 
 
-def test_what_came_up_while_nobody_led_is_not_overdue() -> None:
-    """The next controller finds the order and its effect: it is done."""
-    made = place()
-    made.want(model(load_s=20.0))
-    keeper = made.keeper()
-    while keeper.advance(made.now_s):
-        pass
-    made.keepers.clear()
-    for _ in range(60):
-        made.work(made.agents["n0"])
-        made.now_s += 1.0
-    made.keeper()
-    made.run(5)
-    assert (made.hot("m"), orders(made), book(made).serials) == (1, (), {"m": 1})
-
-
-def test_what_is_overdue_counts_once_whoever_leads() -> None:
-    """It stands in the orders that its time is over: the next controller does not count it again."""
-    made = place()
-    made.want(model(load_s=20.0))
-    keeper = made.keeper()
-    while keeper.advance(made.now_s):
-        pass
-    made.now_s += 20.0
-    for _ in range(3):
-        while made.keepers[-1].advance(made.now_s):
-            pass
-        assert book(made).tries["place/m"].failed == 1
-        assert orders(made) == (Verb.STOP, Verb.PLACE)
-        made.keeper()
-    made.keepers[:-1] = []
-    made.run(30)
-    assert (made.hot("m"), orders(made), book(made).serials) == (1, (), {"m": 2})
-
-
-# -- whom it leaves alone
-
-
-def test_a_store_that_forgot_everything_stops_nobody() -> None:
-    """Replicas without a wish or a word of them in the book: another's, or of a store that was lost; they stay."""
+def test_a_node_that_cannot_be_read_is_not_waited_for_for_ever() -> None:
+    """What it has comes elsewhere then, and it is told."""
     made = place()
     made.want(model())
-    made.keeper()
-    made.run(30)
-    made.keepers.clear()
-    made.shelf.values = {key: value for key, value in made.shelf.values.items() if key.startswith(NODES)}
-    made.shelf.serials = {}
-    made.keeper()
-    made.run(30)
-    assert (made.hot("m"), orders(made)) == (1, ())
-    made.want(model(wanted=2))
-    made.run(30)
-    assert (made.hot("m"), book(made).serials) == (2, {"m": 2})
-    made.unwant("m")
-    made.run(60)
-    assert made.hot("m") == 0
+    controller = Controller("d", "k9")
+    wishes, nodes = made.shelf.under(WISHES, Wish), made.shelf.under(NODES, NodeRecord)
+    controller.begin(Book(), {}, wishes, nodes, 1000.0, ["n7"])
+    assert not controller.step(1000.0 + UNREAD_S - 1)
+    assert controller.next_deadline_s() == 1000.0 + UNREAD_S
+    assert controller.step(1000.0 + UNREAD_S)
+    assert [one.what for one in controller.take_told()] == ["lost"]
 
 
-def test_a_wish_that_cannot_be_read_leaves_its_replicas_alone() -> None:
-    """Whoever begins and finds it takes nobody for unwanted; once it is gone, they leave."""
-    made = place()
-    made.want(model())
-    made.keeper()
-    made.run(30)
-    made.keepers.clear()
-    made.unwant("m")
-    keeper = made.keeper()
-    keeper.controller.wish_unread("m")
-    made.run(30)
-    assert made.hot("m") == 1
-    keeper.controller.wish("m", None)
-    made.run(30)
-    assert made.hot("m") == 0
-
-
-# -- two of them
-
-
-def test_of_two_the_one_that_wrote_last_is_obeyed() -> None:
-    """The earlier one stands between its book and its orders when the later one claims both: what it decided is
-    refused, and nobody is started twice."""
-    made = place()
-    made.want(model())
-    first = made.keeper()
-    while not book(made).serials:
-        first.advance(made.now_s)
-    made.keepers.clear()
-    made.keeper()
-    made.run(20)
-    with pytest.raises(Overtaken):
-        first.advance(made.now_s)
-    assert (made.hot("m"), book(made).serials) == (1, {"m": 2})
-
-
-def test_what_an_earlier_one_decided_is_refused_on_every_node() -> None:
-    """Also where the later one asks for nothing: it would have placed elsewhere, and both would have come."""
-    made = place(2)
-    made.want(model())
-    first = made.keeper()
-    while not book(made).serials:
-        first.advance(made.now_s)
-    assert [key for key, _ in first.left or ()] == [f"{ORDERS}n0"]
-    made.agents["n1"].machine.on_disk.add("m")
-    made.tell(made.agents["n1"])
-    made.keepers.clear()
-    made.keeper()
-    made.run(20)
-    with pytest.raises(Overtaken):
-        first.advance(made.now_s)
-    assert (orders(made), list(made.agents["n1"].machine.bodies)) == ((), ["ModelActor:m:r2"])
-
-
-# -- how many
-
-
-def test_the_number_follows_from_who_waits_and_is_written_into_the_wish() -> None:
-    """From none at once when a request is held; back to none when nothing is asked for; a person's word counts."""
-    made = place()
-    made.want(model(wanted=0), Scaling(idle_s=60.0))
-    keeper = made.keeper()
-    made.run(5)
-    assert book(made) == Book()
-    made.ask_for("m", 2)
-    made.settle()
-    assert (made.wished("m").wanted, made.wished("m").generation) == (1, 2)
-    made.run(15)
-    assert made.hot("m") == 1
-    made.ask_for("m", 0)
-    made.run(100)
-    assert (made.wished("m").wanted, made.hot("m")) == (0, 0)
-    made.want(model(wanted=2), Scaling(idle_s=60.0))
-    made.run(20)
-    assert (made.wished("m").wanted, made.hot("m")) == (2, 2)
-    assert told(keeper).count("scaled") == 2
-
-
-def test_a_number_at_its_bounds_is_looked_at_when_something_changes() -> None:
-    """Nobody asks for it, and a floor keeps one: nothing is due any more, however long that lasts."""
-    made = place()
-    made.want(model(wanted=1, replicas_min=1, floor=Level.HOT), Scaling(idle_s=60.0))
-    keeper = made.keeper()
-    made.run(120)
-    assert made.hot("m") == 1
-    assert keeper.controller.next_deadline_s() is None
-
-
-def test_failures_by_a_clock_that_was_ahead_are_not_waited_for() -> None:
-    """They are taken to be of this moment."""
-    made = place()
-    made.want(model())
-    ahead = Book(tries={"place/m": Tries(1, made.now_s + 10_000.0)})
-    made.shelf.values[BOOK] = msgspec.json.encode(ahead)
-    made.keeper()
-    made.run(20)
-    assert made.hot("m") == 1
-
-
-def test_who_said_zero_is_told_that_somebody_waits() -> None:
-    """Nothing is started against a person's word, and `unmet` says why."""
-    made = place()
-    made.want(model(wanted=0))
-    made.keeper()
-    made.ask_for("m", 1)
-    made.run(10)
-    assert (made.hot("m"), book(made).unmet, book(made).hopeless) == (0, {"m": WAITED_FOR}, ("m",))
-    made.ask_for("m", 0)
-    made.run(1)
-    assert book(made).unmet == {}
-
-
-def test_who_will_not_come_is_known_and_why() -> None:
-    """Larger than any node: at once, also with that node lost. Failed three times: until it is tried again. No room,
-    with others in it, or no node: it may yet come."""
-    made = place()
-    made.want(model("large", device_bytes=81))
-    made.want(model("pinned", nodes=frozenset({"n7"})))
-    made.want(model("full", device_bytes=80, dedicated=True))
-    made.want(model("later", device_bytes=80))
-    keeper = made.keeper()
-    made.run(30)
-    found = book(made)
-    assert found.hopeless == ("large",)
-    assert "no node has that" in found.unmet["large"]
-    assert found.unmet["pinned"] == "none of the nodes that it may be on is there: n7"
-    assert found.unmet["later"] == "there is no room for it"
-    assert keeper.controller.unmet == found.unmet
-
-
-def test_who_failed_three_times_is_not_waited_for_until_it_is_tried_again() -> None:
-    """Why it last failed is told, also by the controller that comes after."""
-    made = place()
-    made.want(model())
-    keeper, seen = made.keeper(), list[tuple[int, tuple[str, ...]]]()
-    while len(seen) < 4:
-        while keeper.advance(made.now_s):
-            pass
-        made.work(made.agents["n0"], fails=lambda: True)
-        while keeper.advance(made.now_s):
-            pass
-        found = book(made)
-        failed = found.tries["place/m"].failed
-        if not seen or seen[-1][0] != failed:
-            seen.append((failed, found.hopeless))
-        made.now_s += 1.0
-    assert seen == [(1, ()), (2, ()), (3, ("m",)), (4, ("m",))]
-    assert found.unmet["m"].startswith("it failed to start 4 times: ")
-    made.keepers.clear()
-    made.keeper()
-    made.settle()
-    assert book(made).unmet == found.unmet
-    made.run(60)
-    assert made.hot("m") == 1
-    assert (book(made).unmet, book(made).hopeless, book(made).whys) == ({}, (), {})
+def test_a_node_whose_record_stands_is_not_forgotten() -> None:
+    """Its agent is stopped, or writes what cannot be read: it is there, and what was asked of it is."""
+    hearing = Hearing()
+    hearing.begin(["a", "b", "c"], ["a"], ["b"], 0.0)
+    hearing.hear("a", 5.0, 0.0)
+    hearing.hear_unread("c", 10.0)
+    assert dict(hearing.lost(100.0)) == {"a": "its agent told nothing for 15 s; is it stopped?"}
+    assert hearing.forgotten(FORGET_S * 2) == []
+    hearing.miss("b", 100.0)
+    assert hearing.forgotten(100.0 + FORGET_S) == ["b"]
+    assert hearing.forgotten(100.0 + FORGET_S) == []
 
 
 def test_waits_of_all_frontends_count() -> None:

@@ -1,7 +1,7 @@
 """Whatever is wanted, crashes and gets lost: no vault is asked for more than it has, no work is cut short, nothing is
 started twice, a plan made anew is the same plan; and when the world is quiet, it comes to rest.
 
-What must never be is asserted by the world itself (`bench/fleet/agent.py`, `bench/fleet/world.py`), by what really
+What must never be is asserted by the world itself (fleet_node.py and fleet.py in `tests/rigs/worlds`), by what really
 happens there.
 """
 
@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec import structs
 
-from bench.fleet.agent import Machine
-from bench.fleet.storms import Storm
 from holdfast.fleet.actions import Action
 from holdfast.fleet.desired import Level, Model
 from holdfast.fleet.room import HOST
+from tests.rigs.worlds.fleet_node import Machine
+from tests.rigs.worlds.fleet_storms import Storm
 
 KEYS = st.sampled_from(["a", "b", "c"])
 NODES = st.sampled_from(["n0", "n1", "n2"])

@@ -6,7 +6,13 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from fleet_moment import (
+from holdfast.fleet.actions import Tries, Verb
+from holdfast.fleet.desired import Level
+from holdfast.fleet.observed import Memory, Node, Observed, Phase
+from holdfast.fleet.planner import Planner, plan
+from holdfast.fleet.warming import NO_DEVICE
+from holdfast.health.records import Demand
+from tests.rigs.fleet.moment import (
     ASKED,
     COOLDOWN_S,
     LINGER_S,
@@ -21,12 +27,6 @@ from fleet_moment import (
     told,
     warm,
 )
-from holdfast.fleet.actions import Tries, Verb
-from holdfast.fleet.desired import Level
-from holdfast.fleet.observed import Memory, Node, Observed, Phase
-from holdfast.fleet.planner import Planner, plan
-from holdfast.fleet.warming import NO_DEVICE
-from holdfast.health.records import Demand
 
 # -- counting once
 

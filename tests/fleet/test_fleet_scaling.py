@@ -36,16 +36,6 @@ class Load:
         return found
 
 
-def test_requests_that_wait_bring_one_more_at_a_time() -> None:
-    """The wait must last, and the last one must have had time to come up."""
-    assert Load().last(80, waiting=5, wait_s=9.0, running=8) == UP
-
-
-def test_full_kv_brings_one_more_before_anybody_waits() -> None:
-    """Who has no KV left will let requests wait: it is not waited for."""
-    assert Load().last(20, running=8, kv_used=0.95) == [(3.0, 2)]
-
-
 def test_a_burst_changes_nothing() -> None:
     """A sign that comes and goes does not last."""
     load = Load()
@@ -53,11 +43,6 @@ def test_a_burst_changes_nothing() -> None:
         load.last(2, waiting=5, wait_s=9.0, running=8)
         load.last(1, running=8, kv_used=0.5)
     assert load.changes == []
-
-
-def test_a_load_between_the_signs_changes_nothing() -> None:
-    """What is too much for one less and not too much for these stays as it is, for ever."""
-    assert Load(wanted=2).last(2_000, running=8, kv_used=0.5) == []
 
 
 def test_less_load_takes_one_away_at_a_time() -> None:
@@ -77,6 +62,7 @@ def test_between_two_steps_there_is_time_however_soon_a_sign_lasts() -> None:
 @pytest.mark.parametrize(
     ("wanted", "signs", "changes"),
     [
+        pytest.param(1, {"waiting": 5, "wait_s": 9.0, "running": 8}, UP, id="requests wait: one more at a time"),
         pytest.param(1, {"waiting": 5, "wait_s": 2.0, "running": 8}, [], id="a wait as long as it may be"),
         pytest.param(1, {"wait_s": 9.0, "running": 8}, [], id="a wait that nobody has any more"),
         pytest.param(1, {"running": 8, "kv_used": 0.9}, UP, id="KV as full as it may not be"),
@@ -85,16 +71,15 @@ def test_between_two_steps_there_is_time_however_soon_a_sign_lasts() -> None:
         pytest.param(2, {"running": 8, "kv_used": 0.2, "ready": 4}, [], id="KV that is partly on those who leave"),
         pytest.param(3, {"waiting": 1, "wait_s": 1.0, "running": 1, "kv_used": 0.1}, [], id="somebody waits a little"),
         pytest.param(4, {"kv_used": 0.95}, [], id="full KV takes nobody away, though nothing runs"),
+        pytest.param(2, {"running": 8, "kv_used": 0.5}, [], id="too much for one less, and not for these"),
+        pytest.param(3, {"running": 8, "kv_used": 0.5, "ready": 1}, [], id="two carry nothing yet"),
+        pytest.param(3, {"ready": 0}, [(300.0, 0)], id="to none at once: nothing was asked for"),
+        pytest.param(3, {}, [(60.0, 2), (121.0, 1), (300.0, 0)], id="what was taken away makes it no later"),
     ],
 )
 def test_where_the_signs_begin(wanted: int, signs: dict[str, float], changes: list[tuple[float, int]]) -> None:
     """At their bounds, for so long that whatever is seen would have lasted."""
     assert Load(wanted=wanted).last(500, **signs) == changes
-
-
-def test_nothing_is_taken_away_for_what_is_still_coming() -> None:
-    """KV of one that serves is what counts, though three are wanted: two of them carry nothing yet."""
-    assert Load(wanted=3).last(400, running=8, kv_used=0.5, ready=1) == []
 
 
 def test_to_none_and_back_with_the_request_held() -> None:
@@ -104,12 +89,6 @@ def test_to_none_and_back_with_the_request_held() -> None:
     assert load.last(1_000) == []
     assert load.last(5, waiting=1, wait_s=0.1) == [(0.0, 1)]
     assert load.state.why == "a request is held"
-
-
-def test_to_none_from_any_number_at_once() -> None:
-    """Not one by one: nobody asked for any of them. What was taken away meanwhile makes it no later."""
-    assert Load(wanted=3).last(400, ready=0) == [(300.0, 0)]
-    assert Load(wanted=3).last(400) == [(60.0, 2), (121.0, 1), (300.0, 0)]
 
 
 def test_not_to_none_while_anything_runs_or_a_floor_forbids_it() -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from fleet_moment import ASKED, NOW_S, PLACED, RESIDENT_S, flying, model, node, replica, seen, told, warm
 from holdfast.fleet.actions import ASK_S, COPY_S, Action, Tries, Verb, replica_name
 from holdfast.fleet.desired import Level, Model
 from holdfast.fleet.observed import Memory, Node, Observed, Phase
 from holdfast.fleet.planner import plan
 from holdfast.health.records import Demand
+from tests.rigs.fleet.moment import ASKED, NOW_S, PLACED, RESIDENT_S, flying, model, node, replica, seen, told, warm
 
 JUST, BEFORE = Tries(1, NOW_S), Tries(1, NOW_S - 9)
 NO_ROOM, IN_MAKING, FAILED = "there is no room for it", "room is being made for it", "it failed to start"

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from msgspec import structs
 
-from bench.fleet.agent import Machine
-from bench.fleet.world import World
 from holdfast.fleet.actions import Action, Verb
 from holdfast.fleet.desired import Level, Model
 from holdfast.fleet.observed import Health
 from holdfast.fleet.room import HOST
-from transcript_book import must_go_as_written, transcripts
-
-TRANSCRIPTS = transcripts("fleet")
+from tests.rigs.transcripts import must_go_as_written, stories
+from tests.rigs.worlds.fleet import World
+from tests.rigs.worlds.fleet_node import Machine
 
 
 def short(name: str) -> str:
@@ -170,12 +167,7 @@ class Story:
                     self.world.ask_for(body.action.model, 0)
 
 
-@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
+@stories("fleet", least=10)
 def test_a_fleet_goes_as_written(path: Path) -> None:
     """Each story comes out as its transcript says; and from scratch each pass plans the same."""
     must_go_as_written(path, Story)
-
-
-def test_there_are_stories() -> None:
-    """The folder was found."""
-    assert len(TRANSCRIPTS) >= 10

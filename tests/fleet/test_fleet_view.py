@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from fleet_moment import NOW_S, PLACED, flying, model, node, replica, seen, warm
 from holdfast.fleet.actions import Action, Tries, Verb
 from holdfast.fleet.desired import Level
 from holdfast.fleet.observed import Phase, Replica
 from holdfast.fleet.planner import Planner
 from holdfast.fleet.view import View
 from holdfast.health.records import Demand
+from tests.rigs.fleet.moment import NOW_S, PLACED, flying, model, node, replica, seen, warm
 
 NAME = PLACED.name
 

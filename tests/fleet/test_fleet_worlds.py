@@ -1,4 +1,4 @@
-"""Random worlds by their seeds: a tenth of those that `make prove-fleet` plays."""
+"""Random worlds by their seeds: a tenth of those that `make prove-fleet` plays, most of that in `make test-all`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections import Counter
 
 import pytest
 
-from bench.fleet.storms import Rollouts, play
+from tests.rigs.worlds.fleet_storms import Rollouts, play
 
 SEED = int(os.environ.get("HOLDFAST_TEST_SEED", "0")) % 1_000_000
-PARTS, EACH = 10, 100
-ROLLED = 4  # parts
+EACH = 100
+PARTS = [0, 1, *(pytest.param(part, marks=pytest.mark.long) for part in range(2, 10))]
+ROLLED = [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, 4))]
 BROKE = (
     907_935,  # one who was told to stop in vain was drained again and again
     911_179,  # a WARM one of an old version, told to come, was asked to drain at every look
 )
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", PARTS)
 def test_whatever_befalls_a_fleet_its_promises_hold(part: int) -> None:
     """No vault over its bytes, no work cut short, nobody started twice, nobody kept evicted; from scratch the same
     plan; and at rest, when it is quiet, with what is wanted as far as there is room."""
@@ -26,7 +27,7 @@ def test_whatever_befalls_a_fleet_its_promises_hold(part: int) -> None:
         play(SEED + part * EACH + number)
 
 
-@pytest.mark.parametrize("part", range(ROLLED))
+@pytest.mark.parametrize("part", ROLLED)
 def test_another_version_takes_nobody_before_another_has_come(part: int) -> None:
     """Floors of WARM and HOT hold through rollouts, evictions and whatever else befalls; and at rest all are of the
     last version, as far as there is room."""

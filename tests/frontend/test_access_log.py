@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from http_rig import Raw, Reply, chat, one_more_frontend
 
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.place import free_port
+from tests.rigs.frontend.raw_http import Raw, Reply, chat, one_more_frontend
 
 CHAT = "/v1/chat/completions"
 HOME = "https://chat.example.org"

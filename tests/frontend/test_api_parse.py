@@ -9,10 +9,9 @@ import pytest
 
 from holdfast.core.errors import Code
 from holdfast.core.requests import SEED_MAX
-from holdfast.frontend.api.chat import MESSAGES_AND_PARTS_MAX, parse_chat
-from holdfast.frontend.api.completions import parse_completion
 from holdfast.frontend.api.errors import ApiError, model_not_found, of_failure
 from holdfast.frontend.api.fields import HARMLESS, REFUSED
+from holdfast.frontend.api.parse import MESSAGES_AND_PARTS_MAX, parse_chat, parse_completion
 from holdfast.frontend.api.request import ParsedRequest, Usage
 
 HELLO = [{"role": "user", "content": "hello"}]

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from http_rig import Raw, chat
 
 from holdfast.core.procfs import read_text
 from holdfast.testing.deployment import Deployment
 from holdfast.wire.http.request import HttpBounds
+from tests.rigs.frontend.raw_http import Raw, chat
 
 KEY = "sesame"
 CLIENTS = 24

@@ -6,9 +6,9 @@ import json
 import time
 
 import pytest
-from http_rig import Raw, ask_once, chat
 
 from holdfast.testing.deployment import Deployment
+from tests.rigs.frontend.raw_http import Raw, ask_once, chat
 
 CHAT = "/v1/chat/completions"
 POST = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json"

@@ -14,32 +14,32 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from http_rig import Raw, chat
-from openai_rig import MODEL
-from waiting_rig import CHAT, get, lines, until_lines, want
 
 from holdfast.core.tasks import beside
 from holdfast.core.tiers import Tier
 from holdfast.discovery.keys import KILLS, REPORTS
 from holdfast.frontend.accounts import Account, Accounts
 from holdfast.frontend.api.errors import ApiError
-from holdfast.frontend.kills import Kills
-from holdfast.frontend.lobby import Lobby
+from holdfast.frontend.kills import KillHandler
 from holdfast.frontend.metrics import FrontendMetrics
-from holdfast.frontend.requests import Requests
-from holdfast.health.records import Report
+from holdfast.frontend.pending_models import PendingModels
+from holdfast.frontend.requests import RequestsPage
+from holdfast.health.records import ReportRecord
 from holdfast.spec.waits import HoldSettings
 from holdfast.store.contract import Snapshot, Store
 from holdfast.streams import kills
 from holdfast.streams.directory import ModelDirectory
-from holdfast.streams.kills import Kill
-from holdfast.streams.states import State
+from holdfast.streams.flight import RequestState
+from holdfast.streams.kills import KillRequest
 from holdfast.streams.stats import DispatchStats
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.waiting import BOUND_S, until
 from holdfast.wire.http.connection import HttpConnection
-from said_here import said_here
-from served_store import served_store
+from tests.rigs.cli.in_process import said_here
+from tests.rigs.frontend.official_client import MODEL
+from tests.rigs.frontend.pending_models import CHAT, get, lines, until_lines, want
+from tests.rigs.frontend.raw_http import Raw, chat
+from tests.rigs.store.served import served_store
 
 NOW_S = 1000.0
 
@@ -51,17 +51,17 @@ class Frontend:
         directory, stats = ModelDirectory(random.Random(1), 8), DispatchStats()
         clock = asyncio.get_running_loop().time
         self.accounts = Accounts(directory, FrontendMetrics(stats))
-        lobby = Lobby(directory, HoldSettings(), stats, clock)
-        requests = Requests(self.accounts, lobby, directory, clock, lambda: NOW_S)
+        pending = PendingModels(directory, HoldSettings(), stats, clock)
+        requests = RequestsPage(self.accounts, pending, directory, clock, lambda: NOW_S)
         peer = f"frontend-0{number}"
-        report = Report(name=peer, at_unix_s=NOW_S, process=f"f-{number}")
+        report = ReportRecord(name=peer, at_unix_s=NOW_S, process=f"f-{number}")
         store.register(f"{REPORTS}d/{peer}", msgspec.json.encode(report))
         self.silent: dict[str, bytes | None] = {}
 
         async def others() -> dict[str, bytes | None]:
             return self.silent
 
-        self.kills = Kills(requests, store, "d", peer, random.Random(number), lambda: NOW_S, others)
+        self.kills = KillHandler(requests, store, "d", peer, random.Random(number), lambda: NOW_S, others)
         self.told: list[str] = []
 
     def begin(self, name: str, key: str, id: str = "") -> Account:
@@ -73,7 +73,7 @@ class Frontend:
         """The status, and what is told."""
         answered = asyncio.get_running_loop().create_future()
         respond = lambda status, body, headers=(): answered.set_result((status, json.loads(body)))  # noqa: E731
-        connection = cast(HttpConnection, SimpleNamespace(respond=respond, responder=None))
+        connection = cast(HttpConnection, SimpleNamespace(respond=respond, responder=None, streaming=False))
         try:
             self.kills.answer(connection, f"/v1/requests/{name}", key)
         except ApiError as error:
@@ -89,10 +89,10 @@ async def test_a_key_ends_its_own_requests_wherever_they_are(tmp_path: Path) -> 
         async with beside(here.kills.follow(), "here"), beside(there.kills.follow(), "there"):
             mine, far, hers = here.begin("mine", "k"), there.begin("far", "k"), there.begin("hers", "other")
             status, body = await here.delete("id-mine", "k")
-            assert (status, body["state"], mine.ended) == (200, "CANCELLED", State.CANCELLED)
+            assert (status, body["state"], mine.ended) == (200, "CANCELLED", RequestState.CANCELLED)
             status, body = await here.delete("far", "k")
             assert (status, body["state"], body["ended"]) == (200, "CANCELLED", ["id-far"])
-            assert far.ended is State.CANCELLED
+            assert far.ended is RequestState.CANCELLED
             assert (here.told, there.told) == (["mine: Cancelled"], ["far: Cancelled"])
             for name in ("hers", "nobody's", "nobody", "", "é"):
                 status, body = await here.delete(name, "k")
@@ -136,13 +136,13 @@ async def test_requests_of_one_name_are_ended_together(tmp_path: Path) -> None:
             first, second = here.begin("one", "k", "id-1"), here.begin("one", "k", "id-2")
             third, other = there.begin("one", "k", "id-3"), there.begin("one", "other", "id-4")
             assert (await here.delete("id-1", "k"))[1]["ended"] == ["id-1"]
-            assert (first.ended, second.ended) == (State.CANCELLED, None)
+            assert (first.ended, second.ended) == (RequestState.CANCELLED, None)
             assert sorted((await here.delete("one", "k"))[1]["ended"]) == ["id-2", "id-3"]
-            assert (third.ended, other.ended) == (State.CANCELLED, None)
+            assert (third.ended, other.ended) == (RequestState.CANCELLED, None)
             again = [here.begin("one", "k", "id-5"), there.begin("one", "k", "id-6")]
-            found = await kills.ask(store, Kill(name="one", at_unix_s=NOW_S), "token")
+            found = await kills.ask(store, KillRequest(name="one", at_unix_s=NOW_S), "token")
             assert (sorted(found.ended), found.silent) == (["id-4", "id-5", "id-6"], [])
-            assert [one.ended for one in again] == [State.CANCELLED] * 2
+            assert [one.ended for one in again] == [RequestState.CANCELLED] * 2
 
 
 async def test_without_keys_anybody_ends_what_came_without_one_and_nothing_else(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ async def test_without_keys_anybody_ends_what_came_without_one_and_nothing_else(
             keyed, bare = there.begin("keyed", "k"), there.begin("bare", "")
             assert (await here.delete("bare", ""))[0] == 200
             assert (await here.delete("keyed", ""))[0] == 404
-            assert (bare.ended, keyed.ended) == (State.CANCELLED, None)
+            assert (bare.ended, keyed.ended) == (RequestState.CANCELLED, None)
             assert [(one.id, one.by) for one in there.kills.lately("d")] == [("id-bare", "key")]
 
 
@@ -165,13 +165,13 @@ async def test_a_frontend_that_does_not_answer_is_named(tmp_path: Path, monkeypa
         async with beside(here.kills.follow(), "here"):
             status, body = await here.delete("far", "k")
             assert (status, "f-2 did not answer" in body["error"]["message"]) == (503, True), body
-            found = await kills.ask(store, Kill(name="far", at_unix_s=NOW_S), "token")
+            found = await kills.ask(store, KillRequest(name="far", at_unix_s=NOW_S), "token")
             assert (found.ended, found.silent) == ([], ["f-2"])
             here.begin("mine", "k")
             status, body = await here.delete("mine", "k")
             assert (status, body["ended"], body["unheard"]) == (200, ["id-mine"], ["f-2"])
             here.begin("more", "k")
-            assert (await kills.ask(store, Kill(name="id-more", at_unix_s=NOW_S), "more")).silent == ["f-2"]
+            assert (await kills.ask(store, KillRequest(name="id-more", at_unix_s=NOW_S), "more")).silent == ["f-2"]
         async with beside(here.kills.follow(), "here"):
             await store.delete(f"{REPORTS}d/frontend-02", BOUND_S)
             assert (await here.delete("far", "k"))[0] == 404
@@ -185,12 +185,12 @@ async def test_an_operator_ends_any_request_and_what_was_asked_long_ago_is_forgo
     async with served_store(tmp_path) as (store,):
         frontend = Frontend(store, 1)
         stays = frontend.begin("stays", "k")
-        stale = Kill(name="stays", at_unix_s=NOW_S - kills.STALE_S - 1)
+        stale = KillRequest(name="stays", at_unix_s=NOW_S - kills.STALE_S - 1)
         for token, value in (("old", msgspec.json.encode(stale)), ("odd", b"[")):
             await store.put(KILLS + token, value, BOUND_S)
         async with beside(frontend.kills.follow(), "frontend"):
             ended = frontend.begin("ended", "k")
-            found = await kills.ask(store, Kill(name="id-ended", at_unix_s=NOW_S), "new")
+            found = await kills.ask(store, KillRequest(name="id-ended", at_unix_s=NOW_S), "new")
             assert (found.ended, found.silent) == (["id-ended"], [])
 
             async def is_gone() -> bool:
@@ -199,7 +199,7 @@ async def test_an_operator_ends_any_request_and_what_was_asked_long_ago_is_forgo
             async with asyncio.timeout(BOUND_S):
                 while not await is_gone():
                     await asyncio.sleep(0.01)
-            await until(lambda: ended.ended is State.CANCELLED, "its end")
+            await until(lambda: ended.ended is RequestState.CANCELLED, "its end")
         assert [(one.id, one.by) for one in frontend.kills.lately("d")] == [("id-ended", "operator")]
         assert stays.ended is None
 
@@ -261,4 +261,4 @@ async def test_what_is_no_requests_name_is_refused(tmp_path: Path) -> None:
     for name in ("", " ", "é", "x" * 129):
         done = said_here(("queue", "--kill", name, "--store", f"unix://{tmp_path}/none"), {"HOME": str(tmp_path)})
         assert (done.returncode, done.stdout) == (2, ""), done
-        assert "is not a request id or name; `holdfast queue --all` shows ids" in done.stderr
+        assert "is not a request id or name; `holdfast get requests --all` shows ids" in done.stderr

@@ -14,8 +14,6 @@ from typing import Any, NoReturn
 
 import msgspec
 import pytest
-from http_rig import Raw, ask, completion, padded
-from loop_rig import WAIT_S, MeteredFrontend
 
 from holdfast.frontend import app, large_bodies
 from holdfast.frontend.admission import LAUNCH_TOKENS_MAX
@@ -23,6 +21,8 @@ from holdfast.frontend.api.errors import ApiError
 from holdfast.streams.dispatcher import Dispatcher
 from holdfast.streams.flight import Flight
 from holdfast.testing.deployment import Deployment
+from tests.rigs.frontend.loop_meter import WAIT_S, MeteredFrontend
+from tests.rigs.frontend.raw_http import Raw, ask, completion, padded
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LARGE = 15_000_000

@@ -9,10 +9,10 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai.types import Completion
-from openai_rig import HELLO, IDS, LONG, MODEL, ask, decode, ids_of, stream, strict, text_of
 
 from holdfast.frontend.text.tokenizer import TextTokenizer
 from holdfast.testing.deployment import Deployment
+from tests.rigs.frontend.official_client import HELLO, IDS, LONG, MODEL, ask, decode, ids_of, stream, strict, text_of
 
 
 def test_models_are_listed_and_retrieved(client: OpenAI) -> None:

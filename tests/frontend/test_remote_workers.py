@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from holdfast.testing.deployment import Deployment
-from mid_stream import serving
+from tests.rigs.mid_stream import serving
 
 ELSEWHERE = ("unshare", "--user", "--map-current-user", "--pid", "--fork", "--kill-child", "--mount-proc")
 

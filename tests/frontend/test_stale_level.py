@@ -11,12 +11,10 @@ import pytest
 
 from holdfast.core.tiers import Tier
 from holdfast.discovery.card import ModelCard, WeightsIdentity
-from holdfast.discovery.keys import LEVELS
 from holdfast.frontend.api.errors import REASONS, ApiError
-from holdfast.frontend.levels import STALE_S, Levels
+from holdfast.frontend.shedding import STALE_S, DeploymentLevel
 from holdfast.routing.degradation import SHED_REASONS, LevelRecord
-from holdfast.routing.slots import Slot
-from holdfast.store.contract import Put
+from holdfast.routing.table import RouteSlot
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.stats import DispatchStats
 
@@ -29,11 +27,11 @@ class Frontend:
         directory = ModelDirectory(random.Random(1), 8)
         card = ModelCard("m", WeightsIdentity("r1"), "tt", "hi", 4096, 16, [0])
         self.table = directory.set_for("d-00000000", card).table
-        self.slot = Slot(1, 4)
+        self.slot = RouteSlot(1, 4)
         self.table.add(self.slot)
         self.has_worker(True)
-        self.levels = Levels("d", directory, DispatchStats(), 30.0, lambda: self.now_s)
-        self.levels.hear(Put(LEVELS + "d", msgspec.json.encode(LevelRecord(level, "", vacant=vacant))))
+        self.levels = DeploymentLevel("d", directory, DispatchStats(), 30.0, lambda: self.now_s)
+        self.levels.on_record(msgspec.json.encode(LevelRecord(level, "", vacant=vacant)))
 
     def has_worker(self, there: bool) -> None:
         self.table.update(self.slot, routable=there)
@@ -47,11 +45,11 @@ def test_level_4_of_a_control_that_is_gone_goes_stale() -> None:
     """It stays for a minute after the last control led, and is 3 then while there is a worker; who leads next is
     believed at once, and has a whole minute when it goes."""
     one = Frontend(4)
-    one.levels.led(True)
+    one.levels.note_control(True)
     assert one.after(10 * STALE_S) == 4
-    one.levels.led(False)
+    one.levels.note_control(False)
     assert one.after(STALE_S - 1) == 4
-    one.levels.led(False)  # another that follows is gone too, or the store is: no news
+    one.levels.note_control(False)  # another that follows is gone too, or the store is: no news
     assert one.after(1) == 3
     one.levels.check(Tier.STANDARD)
     with pytest.raises(ApiError):
@@ -59,9 +57,9 @@ def test_level_4_of_a_control_that_is_gone_goes_stale() -> None:
     one.has_worker(False)
     assert one.after(0) == 4
     one.has_worker(True)
-    one.levels.led(True)
+    one.levels.note_control(True)
     assert one.after(0) == 4
-    one.levels.led(False)
+    one.levels.note_control(False)
     assert one.after(STALE_S - 1) == 4
 
 
@@ -81,7 +79,7 @@ def test_every_other_level_stays_as_last_decided(level: int) -> None:
 def test_a_worker_disproves_at_once_that_there_is_none() -> None:
     """Whether a control leads or not."""
     one = Frontend(4, vacant=True)
-    one.levels.led(True)
+    one.levels.note_control(True)
     assert one.after(0) == 3
     one.has_worker(False)
     assert one.after(100 * STALE_S) == 4

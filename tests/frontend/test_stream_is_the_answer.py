@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from openai_rig import MODEL
 
 from holdfast.frontend.text.tokenizer import TextTokenizer
 from holdfast.testing.deployment import Deployment
+from tests.rigs.frontend.official_client import MODEL
 
 WAIT_S = 60.0
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from http_rig import Raw, Reply, chat
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from holdfast.frontend.api.request import CHOICES_MAX
 from holdfast.frontend.body_reader import PARSERS
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.processes import fd_count, rss_bytes, thread_count
+from tests.rigs.frontend.raw_http import Raw, Reply, chat
 
 PATHS = ["/v1/chat/completions", "/v1/completions"]
 FIELDS = sorted({*SHARED, *HARMLESS, *REFUSED, "messages", "prompt", "logprobs", "top_logprobs", "frobnicate"})

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from http_rig import Raw, chat
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.streams.stats import GAP_BOUNDS_S
 from holdfast.testing.deployment import Deployment
+from tests.rigs.frontend.raw_http import Raw, chat
 
 CHAT = "/v1/chat/completions"
 Samples = dict[tuple[str, tuple[str, ...]], float]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 
+import msgspec
 import pytest
 
 from holdfast.core.address import parse_address
-from holdfast.discovery.keys import CARDS, INSTANCES, REFUSALS, InstanceKey, InstanceRecord, encode_record
+from holdfast.discovery.keys import CARDS, INSTANCES, REFUSALS, InstanceKey, InstanceRecord
 from holdfast.store.client import EmbeddedStore
 from holdfast.testing.deployment import Deployment
 from holdfast.wire.net import SocketNetwork
@@ -25,7 +26,7 @@ async def test_the_reason_is_in_the_store_until_the_worker_is_gone() -> None:
         record = InstanceRecord("unix:///nowhere.sock", "unix:///nowhere.beat", "0" * 16)
         mine = [
             store.register(CARDS + key.path, b'{"name": 3}'),
-            store.register(INSTANCES + key.path, encode_record(record)),
+            store.register(INSTANCES + key.path, msgspec.json.encode(record)),
         ]
         try:
             async with asyncio.timeout(60):

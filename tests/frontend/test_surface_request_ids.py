@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from http_rig import Raw, Reply
 from openai import OpenAI
-from openai_rig import HELLO, MODEL
 
 from holdfast.testing.deployment import Deployment
+from tests.rigs.frontend.official_client import HELLO, MODEL
+from tests.rigs.frontend.raw_http import Raw, Reply
 
 CHAT = "/v1/chat/completions"
 ASKED = {"model": MODEL, "messages": HELLO, "max_tokens": 3}

@@ -8,10 +8,10 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from http_rig import Raw, Reply, chat
 
 from holdfast.testing.deployment import Deployment
-from mid_stream import kill_serving, serving, slow_down
+from tests.rigs.frontend.raw_http import Raw, Reply, chat
+from tests.rigs.mid_stream import kill_serving, serving, slow_down
 
 CHAT = "/v1/chat/completions"
 COMMENT = re.compile(r": resumed after (\d+\.\d{3}) s")

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from http_rig import WAIT_S, Raw, chat
 
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.processes import fd_count, rss_bytes
+from tests.rigs.frontend.raw_http import WAIT_S, Raw, chat
 
 CHAT = "/v1/chat/completions"
 LONG = 20_000  # tokens, twenty seconds and more of a stream

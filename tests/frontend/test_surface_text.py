@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
-from openai_rig import HELLO, IDS, LONG, MODEL, ask, decode, stream, strict, text_of
 
 from holdfast.frontend.text.tokenizer import TextTokenizer
+from tests.rigs.frontend.official_client import HELLO, IDS, LONG, MODEL, ask, decode, stream, strict, text_of
 
 
 @pytest.mark.parametrize("include", [False, True])

@@ -6,11 +6,11 @@ from typing import Any
 
 import openai
 import pytest
-from http_rig import Raw
 from openai import OpenAI
-from openai_rig import HELLO, IDS, LONG, MODEL, ask, ids_of, stream, text_of
 
 from holdfast.testing.deployment import Deployment
+from tests.rigs.frontend.official_client import HELLO, IDS, LONG, MODEL, ask, ids_of, stream, text_of
+from tests.rigs.frontend.raw_http import Raw
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CONTINUOUS: Any = {"include_usage": True, "continuous_usage_stats": True}

@@ -6,12 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from http_rig import Raw, Reply
 
 from holdfast.testing.answers import Answer
 from holdfast.testing.clients import ask, chat_body, read_answer
 from holdfast.testing.deployment import Deployment
-from mid_stream import slow_down
+from tests.rigs.frontend.raw_http import Raw, Reply
+from tests.rigs.mid_stream import slow_down
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from holdfast.frontend.text.decoders import byte_level_bytes, read_style
-from holdfast.frontend.text.detokenizer import BYTE_RUN_BYTES_MAX, TokenTable
+from holdfast.frontend.text.detokenizer import BYTE_RUN_BYTES_MAX, TokenTable, byte_level_bytes, read_style
 
 BYTE_BASE = 9
 UNKNOWN_ID = 5_000

@@ -13,15 +13,15 @@ import msgspec
 import pytest
 
 from holdfast.discovery.keys import HEALTH, INSTANCES, REPORTS, parse_key
-from holdfast.health.records import HealthRecord, Report
-from holdfast.health.standing import WEIGHTS, Standing, Status
+from holdfast.health.records import HealthRecord, ReportRecord
+from holdfast.health.standing import WEIGHTS, HealthStatus, WorkerStanding
 from holdfast.store.contract import Snapshot, Store
 from holdfast.store.opening import open_store
 from holdfast.testing.clients import Stream
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.place import free_port
 from holdfast.wire.net import SocketNetwork
-from mid_stream import slow_down, speed_up
+from tests.rigs.mid_stream import slow_down, speed_up
 
 TOKENS = 150
 
@@ -55,10 +55,10 @@ def look(pair: Deployment, prefix: str) -> dict[str, bytes]:
     return asyncio.run(read())
 
 
-def decide(pair: Deployment, name: str, status: Status, **fields: Any) -> None:
+def decide(pair: Deployment, name: str, status: HealthStatus, **fields: Any) -> None:
     """Write a verdict down, as control does."""
     path = paths(pair)[name]
-    standing = Standing(status=status, weight=WEIGHTS[status], reason="as decided", causes={}, **fields)
+    standing = WorkerStanding(status=status, weight=WEIGHTS[status], reason="as decided", causes={}, **fields)
 
     async def write() -> None:
         async with opened(pair) as store:
@@ -97,12 +97,12 @@ def test_a_fall_moves_streams_once_and_no_client_sees_more_than_a_pause(pair: De
     slow_down(pair, 6.0)  # they are under way still when the verdict is written, however long that takes
     streams = asked(pair, 8)
     victim = max(pair.worker_names, key=lambda name: shown(pair, name)["streams"])
-    decide(pair, victim, Status.UNHEALTHY, fall=1)
+    decide(pair, victim, HealthStatus.UNHEALTHY, fall=1)
     pair.wait_until(lambda: shown(pair, victim)["weight"] == 0.0, "the verdict to be applied")
     assert shown(pair, victim)["streams"] == 0
     moved = pair.health()["resumed_total"]
     assert moved > 0
-    decide(pair, victim, Status.SUSPICIOUS, fall=1)
+    decide(pair, victim, HealthStatus.SUSPICIOUS, fall=1)
     speed_up(pair)
     assert texts(streams) == whole
     port = free_port()
@@ -115,11 +115,11 @@ def test_a_fall_moves_streams_once_and_no_client_sees_more_than_a_pause(pair: De
     assert {kind for seen in report.workers.values() for kind in seen.failed} == set()
 
 
-def reports(pair: Deployment, fits: Any) -> list[Report]:
-    found: list[Report] = []
+def reports(pair: Deployment, fits: Any) -> list[ReportRecord]:
+    found: list[ReportRecord] = []
 
     def has_come() -> bool:
-        told = [msgspec.json.decode(value, type=Report) for value in look(pair, f"{REPORTS}bench/").values()]
+        told = [msgspec.json.decode(value, type=ReportRecord) for value in look(pair, f"{REPORTS}bench/").values()]
         found[:] = [report for report in told if fits(report)]
         return bool(found)
 
@@ -134,7 +134,7 @@ def test_a_drained_worker_gives_its_streams_away_by_plan(pair: Deployment) -> No
     slow_down(pair, 4.0)
     streams = asked(pair, 8)
     victim = max(pair.worker_names, key=lambda name: shown(pair, name)["streams"])
-    decide(pair, victim, Status.DRAINING)
+    decide(pair, victim, HealthStatus.DRAINING)
     pair.wait_until(lambda: shown(pair, victim)["streams"] == 0, "its streams to leave")
     assert shown(pair, victim)["standing"] == "DRAINING"
     assert pair.health()["streams"] == 8
@@ -146,19 +146,19 @@ def test_a_drained_worker_gives_its_streams_away_by_plan(pair: Deployment) -> No
 def test_where_all_are_unfit_requests_wait_as_with_no_worker(pair: Deployment) -> None:
     """Nobody who is quarantined serves; the first that is fit again takes what waits."""
     for name in pair.worker_names:
-        decide(pair, name, Status.UNHEALTHY, fall=1)
+        decide(pair, name, HealthStatus.UNHEALTHY, fall=1)
     pair.wait_until(lambda: pair.health()["status"] == "no_worker", "nobody to be fit")
     assert "worker-0: unhealthy: as decided" in pair.health()["reason"]
     stream = pair.stream("hello", 5)
     pair.wait_until(lambda: pair.health()["held"] == 1, "the request to be held")
-    decide(pair, pair.worker_names[0], Status.SUSPICIOUS, fall=1)
+    decide(pair, pair.worker_names[0], HealthStatus.SUSPICIOUS, fall=1)
     assert not stream.answer().wrong
 
 
 def test_what_was_decided_holds_without_a_store(pair: Deployment) -> None:
     """The store is killed: a worker without traffic stays so, and the others serve."""
     victim = pair.worker_names[0]
-    decide(pair, victim, Status.UNHEALTHY, fall=1)
+    decide(pair, victim, HealthStatus.UNHEALTHY, fall=1)
     pair.wait_until(lambda: shown(pair, victim)["weight"] == 0.0, "the verdict to be applied")
     pair.kill("store")
     pair.wait_until(lambda: pair.health()["store"] != "connected", "the loss to be seen")

@@ -13,21 +13,20 @@ import pytest
 
 from holdfast.core.errors import Code
 from holdfast.core.tiers import Tier
-from holdfast.frontend import lobby
+from holdfast.frontend import pending_models
 from holdfast.frontend.accounts import PAST_MAX, Account, Accounts
 from holdfast.frontend.admission import Admission
 from holdfast.frontend.api.errors import ApiError
 from holdfast.frontend.api.request import ParsedRequest
-from holdfast.frontend.demand import Demands
-from holdfast.frontend.lobby import Lobby
 from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.frontend.notes import WaitNotes
-from holdfast.frontend.requests import LISTED_MAX, Requests
-from holdfast.health.records import Demand, Report
+from holdfast.frontend.pending_models import PendingModels
+from holdfast.frontend.report import UnservedDemand
+from holdfast.frontend.requests import LISTED_MAX, RequestsPage
+from holdfast.health.records import Demand, ReportRecord
 from holdfast.spec.waits import HoldSettings, KnownSettings
-from holdfast.streams.directory import Missing, ModelDirectory
-from holdfast.streams.flight import WorkerSet
-from holdfast.streams.states import State, Waiting
+from holdfast.streams.directory import MissingWorkers, ModelDirectory
+from holdfast.streams.flight import RequestState, WaitStatus, WorkerSet
 from holdfast.streams.stats import DispatchStats
 from holdfast.wire.http.connection import HttpConnection
 
@@ -55,9 +54,9 @@ class Client:
         return cast(HttpConnection, self)
 
 
-PROVISIONING, QUEUED = State.PROVISIONING, State.QUEUED
+PROVISIONING, QUEUED = RequestState.PROVISIONING, RequestState.QUEUED
 # when, how it waits (since 0 s), and what goes out: of a model that is brought up when it is asked for
-STORY: list[tuple[float, State, int, list[str]]] = [
+STORY: list[tuple[float, RequestState, int, list[str]]] = [
     (0.5, PROVISIONING, 1, []),  # most waits are over by then, and an error has its status
     (1.1, PROVISIONING, 1, ["head", ": provisioning"]),
     (2.1, PROVISIONING, 1, []),  # nothing new
@@ -78,7 +77,7 @@ def test_a_comment_tells_what_is_new(wanted: bool, streaming: bool) -> None:
     notes = WaitNotes(client.connection)
     for now_s, state, place, expected in STORY:
         client.told.clear()
-        notes.tell(Waiting(state, place, 0.0, wanted), now_s)
+        notes.tell(WaitStatus(state, place, 0.0, wanted), now_s)
         shown = [words for words in expected if words != "head" or not streaming]
         assert client.told == (shown if wanted or streaming else []), now_s
 
@@ -88,9 +87,9 @@ def test_who_does_not_read_is_told_later() -> None:
     client = Client(streaming=True)
     client.paused = True
     notes = WaitNotes(client.connection)
-    notes.tell(Waiting(QUEUED, 2, 0.0, True), 2.0)
+    notes.tell(WaitStatus(QUEUED, 2, 0.0, True), 2.0)
     client.paused = False
-    notes.tell(Waiting(QUEUED, 1, 0.0, True), 2.1)
+    notes.tell(WaitStatus(QUEUED, 1, 0.0, True), 2.1)
     assert client.told == [": queued 1"]
 
 
@@ -101,9 +100,9 @@ class Rig:
         stats = DispatchStats()
         self.loop = asyncio.get_running_loop()
         self.directory = ModelDirectory(random.Random(1), 8)
-        self.lobby = Lobby(self.directory, HoldSettings(**settings), stats, self.loop.time)
+        self.pending = PendingModels(self.directory, HoldSettings(**settings), stats, self.loop.time)
         self.accounts = Accounts(self.directory, FrontendMetrics(stats))
-        self.requests = Requests(self.accounts, self.lobby, self.directory, self.loop.time, lambda: 1000.0)
+        self.requests = RequestsPage(self.accounts, self.pending, self.directory, self.loop.time, lambda: 1000.0)
         self.served = False
         self.stats = stats
 
@@ -120,7 +119,7 @@ class Rig:
         account = self.begin(name, tier)
         account.held_bytes = held_bytes
         account.named(parsed)
-        return asyncio.create_task(self.lobby.wait(account, Client().connection, parsed, self.find))
+        return asyncio.create_task(self.pending.wait(account, Client().connection, parsed, self.find))
 
     def shown(self) -> list[tuple[str, int | None]]:
         return [(one.request_id, one.place) for one in self.requests.all().data]
@@ -136,8 +135,8 @@ async def test_a_line_is_per_model_and_higher_tiers_stand_first() -> None:
     """A full line keeps those who stand first: another is pushed out for a higher tier, a newcomer is refused."""
     rig = Rig(fresh_max=2)
     starved: list[str] = []
-    rig.lobby.on_starved = lambda: starved.append("told")
-    rig.directory.want("d", frozenset({"m", "n"}))
+    rig.pending.on_starved = lambda: starved.append("told")
+    rig.directory.set_wanted("d", frozenset({"m", "n"}))
     low, usual, other = rig.ask("low", tier=Tier.BEST_EFFORT), rig.ask("usual"), rig.ask("other", "n")
     await asyncio.sleep(0)
     assert rig.shown() == [("usual", 1), ("low", 2), ("other", 1)]
@@ -149,22 +148,22 @@ async def test_a_line_is_per_model_and_higher_tiers_stand_first() -> None:
     assert dict(rig.stats.shed) == {("best_effort", "pushed_out"): 1}
     assert rig.shown()[:3] == [("high", 1), ("usual", 2), ("other", 1)]
     rig.served = True
-    rig.lobby.changed()
+    rig.pending.wake_all()
     assert [await asyncio.wait_for(task, 60) for task in (high, usual, other)] == [rig] * 3
-    assert (len(rig.lobby), rig.lobby.demand()) == (0, {})
+    assert (len(rig.pending), rig.pending.demand()) == (0, {})
 
 
 async def test_all_lines_together_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who does not fit is refused with status, reason and a time to come back, and counted; who leaves makes room."""
-    monkeypatch.setattr(lobby, "WAITING_BYTES_MAX", 100)
+    monkeypatch.setattr(pending_models, "WAITING_BYTES_MAX", 100)
     rig = Rig()
-    rig.directory.want("d", frozenset({"m", "n"}))
+    rig.directory.set_wanted("d", frozenset({"m", "n"}))
     first, second = rig.ask("first", held_bytes=60), rig.ask("second", "n", held_bytes=40)
     await asyncio.sleep(0)
     error = await refusal(rig.ask("third", held_bytes=1))
     assert (error.status, error.reason, error.retry_after_s) == (429, "lobby_full", 1.0)
     assert rig.stats.refused == {Code.RESOURCE_EXHAUSTED: 1}
-    assert rig.lobby.held_bytes == 100
+    assert rig.pending.held_bytes == 100
     first.cancel()
     await asyncio.wait([first])
     fourth = rig.ask("fourth", held_bytes=60)
@@ -173,7 +172,7 @@ async def test_all_lines_together_are_bounded_in_bytes(monkeypatch: pytest.Monke
     for task in (second, fourth):
         task.cancel()
     await asyncio.wait([second, fourth])
-    assert rig.lobby.held_bytes == 0
+    assert rig.pending.held_bytes == 0
 
 
 def test_what_a_request_holds_is_more_than_its_body() -> None:
@@ -190,7 +189,7 @@ def test_what_a_request_holds_is_more_than_its_body() -> None:
 async def test_each_waits_as_long_as_it_may() -> None:
     """For a model that is wanted, longer; and it is told for how long it waited."""
     rig = Rig(hold_s=0.01, provision_s=0.05)
-    rig.directory.want("d", frozenset({"m"}))
+    rig.directory.set_wanted("d", frozenset({"m"}))
     tasks = {"m": rig.ask("a"), "n": rig.ask("b", "n")}
     whys = {model: (await refusal(task)).message for model, task in tasks.items()}
     assert whys["m"].endswith("none has come up within 0.05 s")
@@ -200,32 +199,35 @@ async def test_each_waits_as_long_as_it_may() -> None:
 async def test_a_model_whose_replicas_do_not_serve_and_that_no_other_comes_for_is_held_as_streams_are() -> None:
     """Not as long as a model may take to be brought up, and the client is not told that anything is provisioned."""
     rig = Rig(hold_s=0.01, provision_s=60.0)
-    rig.directory.want("d", frozenset({"m"}))
-    rig.directory.miss("d", {"m": Missing("r1 on n: its breaker is open; no other comes: no room", stands=True)})
+    rig.directory.set_wanted("d", frozenset({"m"}))
+    missing = MissingWorkers("r1 on n: its breaker is open; no other comes: no room", stands=True)
+    rig.directory.set_missing("d", {"m": missing})
     error = await refusal(rig.ask("held"))
     assert (error.status, error.code) == (503, Code.NO_WORKER)
     assert "its breaker is open" in error.message
     client = Client()
-    WaitNotes(client.connection).tell(Waiting(State.HELD, 1, 0.0, True, "its breaker is open"), 2.0)
+    WaitNotes(client.connection).tell(WaitStatus(RequestState.HELD, 1, 0.0, True, "its breaker is open"), 2.0)
     assert client.told == ["head", ": held: its breaker is open"]
 
 
 async def test_who_waits_in_vain_is_told_why_and_refused_at_once() -> None:
     """In its place in line at once, in a comment of one line, and at the end; one that may yet come is waited for."""
     rig = Rig(hold_s=60.0, provision_s=60.0)
-    rig.directory.want("d", frozenset({"m", "n"}))
+    rig.directory.set_wanted("d", frozenset({"m", "n"}))
     vain, hopes = rig.ask("vain"), rig.ask("hopes", "n")
     await asyncio.sleep(0)
-    rig.directory.miss("d", {"m": Missing("it failed to start:\nno GPU", True), "n": Missing("there is no room")})
+    rig.directory.set_missing(
+        "d", {"m": MissingWorkers("it failed to start:\nno GPU", True), "n": MissingWorkers("there is no room")}
+    )
     assert [one.why for one in rig.requests.all().data] == ["it failed to start:\nno GPU", "there is no room"]
-    rig.lobby.changed()
+    rig.pending.wake_all()
     error = await refusal(vain)
     assert (error.status, error.code, error.param) == (503, Code.NO_WORKER, "model")
     assert "none can be started: it failed to start:\nno GPU" in error.message
     assert not hopes.done()
     hopes.cancel()
     client = Client()
-    WaitNotes(client.connection).tell(Waiting(PROVISIONING, 1, 0.0, True, "no\ndevice"), 2.0)
+    WaitNotes(client.connection).tell(WaitStatus(PROVISIONING, 1, 0.0, True, "no\ndevice"), 2.0)
     assert client.told == ["head", ": provisioning: no device"]
 
 
@@ -235,7 +237,7 @@ def test_a_fleets_frontend_knows_every_model_once_the_store_was_read() -> None:
         directory = ModelDirectory(random.Random(1), 8, KnownSettings(fleet=fleet))
         directory.unread = set(unread)
         find = Admission.find_set
-        admission = cast(Admission, SimpleNamespace(_directory=directory))
+        admission = cast(Admission, SimpleNamespace(directory=directory))
         asked = ParsedRequest(kind="chat", model="m")
         if known:
             with pytest.raises(ApiError) as raised:
@@ -243,18 +245,18 @@ def test_a_fleets_frontend_knows_every_model_once_the_store_was_read() -> None:
             assert raised.value.status == 404
         else:
             assert find(admission, asked) is None
-        directory.want("d", frozenset({"m"}))
+        directory.set_wanted("d", frozenset({"m"}))
         assert find(admission, asked) is None
 
 
 async def test_a_wish_that_ends_ends_the_wait_for_it_alone() -> None:
     """Its waiters are told which model it was, as of a name that nobody has; others wait on."""
     rig = Rig()
-    rig.directory.want("d", frozenset({"m", "n"}))
+    rig.directory.set_wanted("d", frozenset({"m", "n"}))
     gone, stays = rig.ask("gone"), rig.ask("stays", "n")
     await asyncio.sleep(0)
-    rig.directory.want("d", frozenset({"n"}))
-    rig.lobby.changed()
+    rig.directory.set_wanted("d", frozenset({"n"}))
+    rig.pending.wake_all()
     error = await refusal(gone)
     assert (error.status, error.code, error.param) == (404, Code.MODEL_UNAVAILABLE, "model")
     assert not stays.done()
@@ -264,11 +266,12 @@ async def test_a_wish_that_ends_ends_the_wait_for_it_alone() -> None:
 async def test_demand_is_told_to_whom_it_concerns() -> None:
     """By model, with the first who came, and the same when it is asked for again; not what only a client has named."""
     rig = Rig()
-    rig.directory.want("d", frozenset({"m"}))
-    rig.directory.want("e", frozenset({"n"}))
+    rig.directory.set_wanted("d", frozenset({"m"}))
+    rig.directory.set_wanted("e", frozenset({"n"}))
     unix_s = iter(range(1000, 2000))
     demands = {
-        one: Demands(one, rig.directory, rig.lobby, rig.loop.time, lambda: float(next(unix_s))) for one in ("d", "e")
+        one: UnservedDemand(one, rig.directory, rig.pending, rig.loop.time, lambda: float(next(unix_s)))
+        for one in ("d", "e")
     }
     assert demands["d"].now() == {}
     tasks = [rig.ask("a"), rig.ask("b"), rig.ask("c", "n"), rig.ask("d", "made up")]
@@ -286,15 +289,16 @@ async def test_demand_is_told_to_whom_it_concerns() -> None:
 
 def test_reports_of_either_age_are_read() -> None:
     """An old one has no demand, and an old reader does not mind it."""
+
     class OldReport(msgspec.Struct, frozen=True, kw_only=True):
         name: str
         waiting: int = 0
 
     demand = {"m": Demand(waiting=2, since_unix_s=7.0)}
-    new = msgspec.json.encode(Report(name="f", at_unix_s=1.0, demand=demand))
+    new = msgspec.json.encode(ReportRecord(name="f", at_unix_s=1.0, demand=demand))
     assert msgspec.json.decode(new, type=OldReport) == OldReport(name="f")
-    assert msgspec.json.decode(new, type=Report).demand == demand
-    assert msgspec.json.decode(b'{"name":"f","at_unix_s":1.0}', type=Report).demand == {}
+    assert msgspec.json.decode(new, type=ReportRecord).demand == demand
+    assert msgspec.json.decode(b'{"name":"f","at_unix_s":1.0}', type=ReportRecord).demand == {}
 
 
 async def test_ten_thousand_requests_leave_no_more_than_the_last_ones() -> None:
@@ -305,7 +309,7 @@ async def test_ten_thousand_requests_leave_no_more_than_the_last_ones() -> None:
     assert (rig.accounts.inflight, len(rig.accounts.past)) == (0, PAST_MAX)
     latest = rig.requests.find("past-9999", "alice")
     assert latest is not None
-    assert latest.state is State.FAILED
+    assert latest.state is RequestState.FAILED
     assert rig.requests.find("past-9999", "bob") is None
     assert rig.requests.find("past-0", "alice") is None
     for number in range(10_000):

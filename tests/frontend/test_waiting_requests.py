@@ -9,14 +9,26 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from http_rig import Raw, chat
 from openai import OpenAI
-from openai_rig import HELLO, MODEL, text_of
-from waiting_rig import CHAT, get, lines, listed, report, requests, tell_level, until_lines, up, want, want_no_more
 
 from holdfast.routing.degradation import LevelRecord
 from holdfast.testing.deployment import Deployment
-from mid_stream import slow_down
+from tests.rigs.frontend.official_client import HELLO, MODEL, text_of
+from tests.rigs.frontend.pending_models import (
+    CHAT,
+    get,
+    lines,
+    listed,
+    report,
+    requests,
+    tell_level,
+    until_lines,
+    up,
+    want,
+    want_no_more,
+)
+from tests.rigs.frontend.raw_http import Raw, chat
+from tests.rigs.mid_stream import slow_down
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 

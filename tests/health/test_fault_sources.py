@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fault_sources import FIRST, SECOND, FakeNvml, LogPipe, fake_nvml
 
-from holdfast.health.device_faults import Fault, Severity, Source
-from holdfast.health.kernel_log import LINE_BYTES_MAX, READ_BYTES, KernelLog
-from holdfast.health.nvml_watch import NvmlWatch
+from holdfast.health.device_faults import DeviceFault, Severity, Source
+from holdfast.health.fault_sources import LINE_BYTES_MAX, READ_BYTES, KernelLog, NvmlWatch
+from tests.rigs.health.fault_sources import FIRST, SECOND, FakeNvml, LogPipe, fake_nvml
 
 BOUND_S = 60.0
 
@@ -35,9 +34,9 @@ def log(pipe: LogPipe) -> Iterator[KernelLog]:
 nvml = pytest.fixture(fake_nvml)
 
 
-def heard(source: Source, count: int) -> list[Fault]:
+def heard(source: Source, count: int) -> list[DeviceFault]:
     """So many things, however long they take."""
-    found: list[Fault] = []
+    found: list[DeviceFault] = []
     until_s = time.monotonic() + BOUND_S
     while len(found) < count:
         assert time.monotonic() < until_s, (source, found)
@@ -46,7 +45,7 @@ def heard(source: Source, count: int) -> list[Fault]:
     return found
 
 
-def numbers(found: list[Fault]) -> list[int]:
+def numbers(found: list[DeviceFault]) -> list[int]:
     return [one.number for one in found]
 
 

@@ -10,19 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-import pytest
 
+from holdfast.core.ports import DeadlineReached
 from holdfast.health import breaker as b
 from holdfast.health import standing as s
-from holdfast.health.breaker import Breaker, Kind
+from holdfast.health.breaker import Breaker, FailureKind
 from holdfast.health.device_faults import parse_line
-from holdfast.health.liveness import Judged, Verdict
-from holdfast.health.outliers import Outliers, Pace, Paced
-from holdfast.health.standing import Standing
-from transcript_book import must_go_as_written, transcripts
-
-STORIES = transcripts("breaker") + transcripts("standing")
-SETS = transcripts("outliers")
+from holdfast.health.liveness import Liveness, LivenessChanged
+from holdfast.health.outliers import Outliers, PaceClass, Paced
+from holdfast.health.standing import WorkerStanding
+from tests.rigs.transcripts import must_go_as_written, stories
 
 
 class WorkerStory:
@@ -30,7 +27,7 @@ class WorkerStory:
 
     def __init__(self) -> None:
         self.breaker = Breaker("worker-1", jitter=lambda: 0.5)
-        self.standing = Standing()
+        self.standing = WorkerStanding()
         self.now = 100.0
         self.out: list[int] = []  # canaries that the breaker asked for
         self.lines: list[str] = []
@@ -44,20 +41,20 @@ class WorkerStory:
     def say(self, text: str) -> None:
         self.lines.append(f"  {self.now:6.1f}  {text}")
 
-    def tell_breaker(self, event: b.Event) -> None:
+    def tell_breaker(self, event: b.BreakerEvent) -> None:
         for effect in self.breaker.step(event, self.now):
             match effect:
-                case b.Opened():
+                case b.BreakerOpened():
                     self.say(f"breaker opens for {effect.rest_s:g} s: {effect.reason}")
                     self.tell(effect)
-                case b.AskCanary():
+                case b.SendTrialCanary():
                     self.out.append(effect.number)
                     self.say(f"breaker asks for canary {effect.number}")
-                case b.Closed():
+                case b.BreakerClosed():
                     self.say(f"breaker closes: {effect.reason}")
                     self.tell(effect)
 
-    def tell(self, event: s.Event) -> None:
+    def tell(self, event: s.StandingEvent) -> None:
         self.standing, effects = s.step(self.standing, event, self.now)
         for effect in effects:
             match effect:
@@ -65,13 +62,13 @@ class WorkerStory:
                     self.say(f"{effect.status.name}, weight {effect.weight:g}: {effect.reason}")
                 case s.Quarantine():
                     self.say(f"quarantine; good until {effect.right_s:g}")
-                case s.MoveStreams():
+                case s.MoveFallenStreams():
                     self.say(f"move streams (fall {effect.fall})")
-                case s.Drain():
+                case s.DrainWorker():
                     self.say("drain")
-                case s.AskCanary():
+                case s.CheckWorkerNow():
                     self.say(f"ask for a canary: {effect.reason}")
-                case s.Note():
+                case s.HealthNote():
                     self.say(f"note: {effect.reason}")
 
     def do_present(self, rest: str) -> None:
@@ -79,13 +76,13 @@ class WorkerStory:
         load, *serving = rest.split()
         if int(load) > self.standing.load:
             self.tell_breaker(b.Renewed())
-        self.tell(s.Present(int(load), bool(serving)))
+        self.tell(s.WorkerPresent(int(load), bool(serving)))
 
     def do_attempts(self, rest: str) -> None:
         """`attempts ok=10 stalled=1`"""
         counts = {name.replace("_", " "): int(count) for name, _, count in (w.partition("=") for w in rest.split())}
         succeeded = counts.pop("ok", 0)
-        self.tell_breaker(b.Attempts(succeeded, {Kind(name): count for name, count in counts.items()}))
+        self.tell_breaker(b.Attempts(succeeded, {FailureKind(name): count for name, count in counts.items()}))
 
     def do_ended(self, rest: str) -> None:
         """`ended InvalidRequest 0`, `ended - 0 stop`: an attempt's end, and whether it is the worker's fault."""
@@ -104,7 +101,7 @@ class WorkerStory:
         if passed:
             self.tell(s.CanaryPassed(load, asked_s))
         else:
-            failing = s.Failing(how.removesuffix(" (moving)"))
+            failing = s.CanaryFailing(how.removesuffix(" (moving)"))
             self.tell(s.CanaryFailed(load, asked_s, failing, "as the story wants", how.endswith("(moving)")))
         while self.out:
             self.tell_breaker(b.CanaryAnswered(self.out.pop(), passed))
@@ -118,38 +115,38 @@ class WorkerStory:
             if due > until:
                 break
             self.now = max(due, self.now)
-            self.tell_breaker(b.Tick())
-            self.tell(s.Tick())
+            self.tell_breaker(DeadlineReached())
+            self.tell(DeadlineReached())
         self.now = until
 
     def do_judged(self, rest: str) -> None:
         verdict, _, reason = rest.partition(" ")
-        self.tell(Judged(Verdict.ALIVE, Verdict(verdict), reason))
+        self.tell(LivenessChanged(Liveness.ALIVE, Liveness(verdict), reason))
 
     def do_pace(self, rest: str) -> None:
         """`pace crawling 20`"""
         name, ratio = rest.rsplit(" ", 1)
-        self.tell(Paced("worker-1", Pace(name), float(ratio)))
+        self.tell(Paced("worker-1", PaceClass(name), float(ratio)))
 
     def do_kernel(self, rest: str) -> None:
         """A line of the kernel's log."""
         fault = parse_line(rest)
         assert fault is not None
-        self.tell(s.DeviceFaulted(fault, self.now))
+        self.tell(s.DeviceReport(fault, self.now))
 
     def do_device(self, rest: str) -> None:
-        self.tell(s.DeviceCleared(self.now))
+        self.tell(s.DeviceReport(None, self.now))
 
     def do_reported(self, rest: str) -> None:
         self.tell(s.ReportedFatal(self.standing.load, rest))
 
     def do_gone(self, rest: str) -> None:
-        self.tell(s.Gone(self.standing.load, rest))
+        self.tell(s.WorkerGone(self.standing.load, rest))
 
     def do_restart(self, rest: str) -> None:
         """Whoever keeps them dies, and another goes on from what was written down, in its own time."""
         written = msgspec.json.encode((self.breaker.record(), self.standing))
-        record, standing = msgspec.json.decode(written, type=tuple[b.Record, Standing])
+        record, standing = msgspec.json.decode(written, type=tuple[b.BreakerRecord, WorkerStanding])
         self.breaker = Breaker("worker-1", jitter=lambda: 0.5)
         self.breaker.restore(record, self.now)
         self.standing = s.restore(standing, self.now)
@@ -180,25 +177,19 @@ class SetStory:
         return lines
 
 
-@pytest.mark.parametrize("path", STORIES, ids=lambda p: p.stem)
+@stories("breaker", "standing", least=12)
 def test_the_story_of_a_worker_goes_as_written(path: Path) -> None:
     """Every transcript's outcomes are exactly those the two machines give."""
     must_go_as_written(path, WorkerStory)
 
 
-@pytest.mark.parametrize("path", SETS, ids=lambda p: p.stem)
+@stories("outliers", least=2)
 def test_the_story_of_a_set_goes_as_written(path: Path) -> None:
     """Every transcript's outcomes are exactly those that comparing the set gives."""
     must_go_as_written(path, SetStory)
 
 
-def test_there_are_stories_of_health() -> None:
-    """The transcripts are found where they are kept."""
-    assert len(STORIES) >= 12
-    assert len(SETS) >= 2
-
-
 def test_what_is_written_down_is_plain_data() -> None:
     """A standing goes through JSON and back unchanged, so that any process can read it."""
-    standing = replace(Standing(), load=3, causes={s.Cause.WRONG: "why"})
-    assert msgspec.json.decode(msgspec.json.encode(standing), type=Standing) == standing
+    standing = replace(WorkerStanding(), load=3, causes={s.HealthCause.WRONG: "why"})
+    assert msgspec.json.decode(msgspec.json.encode(standing), type=WorkerStanding) == standing

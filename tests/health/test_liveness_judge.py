@@ -17,28 +17,25 @@ from holdfast.health.liveness import (
     PROBED,
     TABLE,
     TICK_S,
-    Ask,
-    Cause,
+    AskOnData,
     Connected,
+    DataReceived,
     Disconnected,
-    Effect,
     Judge,
-    Judged,
+    Liveness,
+    LivenessCause,
+    LivenessChanged,
+    LivenessEffect,
     LivenessError,
-    MoveStreams,
+    LivenessTick,
+    MoveLostStreams,
     ProbeResult,
-    StartProbe,
-    StopProbe,
-    Tick,
-    Traffic,
-    Verdict,
+    SetProbing,
     stopped_reason,
     wedged_after_ms,
 )
 from holdfast.wire.messages import Beat
-from transcript_book import must_go_as_written, transcripts
-
-TRANSCRIPTS = transcripts("liveness")
+from tests.rigs.transcripts import must_go_as_written, stories
 
 
 def beat(steps: int = 1, running: int = 1, waiting: int = 0, stuck_ms: float = 0.0, p99: float = 20.0) -> Beat:
@@ -97,21 +94,21 @@ class Observer:
             for _ in range(value):
                 self.feed("tick", (0.1, True))
             return
-        before = self.judge.verdict
+        before = self.judge.state
         effects = self.apply(kind, value)
-        if Ask() in effects:
+        if AskOnData() in effects:
             assert not self.local
             self.asked_s = self.mute_s if self.asked_s is None else self.asked_s
         self.check(before, effects)
 
-    def apply(self, kind: str, value: object) -> tuple[Effect, ...]:
+    def apply(self, kind: str, value: object) -> tuple[LivenessEffect, ...]:
         if kind == "tick":
             gap, streams_open = value  # type: ignore[misc]
             self.now += gap
             self.quiet_s += 0.1 if gap <= 0.2 else 0.0
             self.still_s += 0.1 if gap <= 0.2 else 0.0
             self.mute_s += 0.1 if gap <= 0.2 else 0.0
-            return self.judge.step(Tick(streams_open), self.now)
+            return self.judge.step(LivenessTick(streams_open), self.now)
         if kind == "probe":
             assert isinstance(value, ProbeResult)
             if not self.looks or value.switches != self.looks[-1].switches or value.thread_state == "R":
@@ -131,41 +128,41 @@ class Observer:
         self.quiet_s, self.looks = 0.0, []
         if kind == "traffic":
             self.mute_s, self.asked_s = 0.0, None
-            return self.judge.step(Traffic(), self.now)
+            return self.judge.step(DataReceived(), self.now)
         assert isinstance(value, Beat)
         self.beat = value
         return self.judge.step(value, self.now)
 
-    def check(self, before: Verdict, effects: tuple[Effect, ...]) -> None:
+    def check(self, before: Liveness, effects: tuple[LivenessEffect, ...]) -> None:
         for effect in effects:
-            if not isinstance(effect, Judged):
+            if not isinstance(effect, LivenessChanged):
                 continue
             assert effect.before is before
-            assert effect.after is self.judge.verdict
+            assert effect.after is self.judge.state
             assert effect.after in TABLE[effect.before].values()
             self.check_evidence(effect.after)
-        moved = any(isinstance(e, MoveStreams) for e in effects)
-        assert moved == (self.judge.verdict in LOST and before not in LOST)
+        moved = any(isinstance(e, MoveLostStreams) for e in effects)
+        assert moved == (self.judge.state in LOST and before not in LOST)
 
-    def check_evidence(self, after: Verdict) -> None:
-        if after is Verdict.STOPPED:
+    def check_evidence(self, after: Liveness) -> None:
+        if after is Liveness.STOPPED:
             assert self.local
             proved = bool(self.looks) and stopped_reason(self.looks[-1]) is not None
             assert proved or self.still_s > 0.45 or self.quiet_s > 9.9
-        elif after is Verdict.WEDGED:
+        elif after is Liveness.WEDGED:
             assert self.beat is not None
             assert self.beat.running + self.beat.waiting > 0
             assert self.beat.stuck_ms >= wedged_after_ms(self.beat)
-        elif after is Verdict.GONE:
+        elif after is Liveness.GONE:
             assert not self.local
             ignored = self.asked_s is not None and self.mute_s - self.asked_s > 0.45
             assert self.quiet_s > (1.0 if ignored else 1.4)
-        elif after in (Verdict.MUTE, Verdict.DEAF):
+        elif after in (Liveness.MUTE, Liveness.DEAF):
             assert not self.local
             assert self.answers
             assert self.asked_s is not None
             assert self.mute_s > 0.9
-            assert after is Verdict.MUTE or self.mute_s - self.asked_s > DEAF_TICKS * TICK_S - 0.15
+            assert after is Liveness.MUTE or self.mute_s - self.asked_s > DEAF_TICKS * TICK_S - 0.15
 
 
 @settings(max_examples=150, deadline=None)
@@ -177,7 +174,7 @@ def test_no_verdict_without_its_evidence(story: list[tuple[str, object]], local:
     observer.feed("connect", local)
     for kind, value in story:
         observer.feed(kind, value)
-        assert observer.judge._probing == (observer.local and observer.judge.verdict in PROBED)
+        assert observer.judge._probing == (observer.local and observer.judge.state in PROBED)
         assert observer.judge.routable == (observer.judge.admit_max != 0)
 
 
@@ -194,11 +191,11 @@ def test_slow_and_starved_is_never_dead(story: list[tuple[float, int]]) -> None:
         if dice == 0 or quiet_ticks > 90:
             quiet_ticks = 0
             effects += judge.step(beat(steps=0, stuck_ms=999.0), now)
-        effects += judge.step(Tick(True), now)
+        effects += judge.step(LivenessTick(True), now)
         thread_state, switches = ("R", 7) if dice != 1 else ("S", int(now * 10))
         effects += judge.step(ProbeResult(False, "S", False, thread_state, switches), now)
-    assert not [e for e in effects if isinstance(e, MoveStreams)]
-    assert judge.verdict not in LOST
+    assert not [e for e in effects if isinstance(e, MoveLostStreams)]
+    assert judge.state not in LOST
 
 
 @settings(max_examples=100, deadline=None)
@@ -210,8 +207,8 @@ def test_a_starved_observer_accuses_nobody(gaps: list[float], local: bool) -> No
     now = 0.0
     for gap in gaps:
         now += gap
-        assert judge.step(Tick(True), now) == ()
-    assert judge.verdict is Verdict.ALIVE
+        assert judge.step(LivenessTick(True), now) == ()
+    assert judge.state is Liveness.ALIVE
 
 
 @settings(max_examples=100, deadline=None)
@@ -222,7 +219,7 @@ def test_slow_but_answering_is_never_confirmed(story: list[tuple[bool, int]], p9
     judge = Judge("w")
     judge.step(Connected(False, answers=True), 0.0)
     now, due = 0.0, -1
-    effects: list[Effect] = []
+    effects: list[LivenessEffect] = []
     for open_, late in story:
         for tick in range(30):
             now += 0.1
@@ -230,20 +227,20 @@ def test_slow_but_answering_is_never_confirmed(story: list[tuple[bool, int]], p9
                 effects += judge.step(beat(steps=int(now), p99=p99), now)
             due -= 1
             if due == 0:
-                effects += judge.step(Traffic(), now)
-            told = judge.step(Tick(open_), now)
-            if Ask() in told and due < 0:
+                effects += judge.step(DataReceived(), now)
+            told = judge.step(LivenessTick(open_), now)
+            if AskOnData() in told and due < 0:
                 due = late + 1
             effects += told
-    assert not [effect for effect in effects if isinstance(effect, MoveStreams)]
+    assert not [effect for effect in effects if isinstance(effect, MoveLostStreams)]
 
 
 def test_every_verdict_can_be_left() -> None:
     """From every verdict there is a way back to ALIVE (facts 14)."""
-    reach = {Verdict.ALIVE}
-    for _ in Verdict:
+    reach = {Liveness.ALIVE}
+    for _ in Liveness:
         reach |= {v for v, row in TABLE.items() if reach & set(row.values())}
-    assert reach == set(Verdict)
+    assert reach == set(Liveness)
 
 
 @pytest.mark.parametrize(
@@ -284,32 +281,32 @@ def test_a_late_probe_answer_is_ignored() -> None:
     """A look that was taken while the worker was doubted says nothing once it beats again."""
     judge = Judge("w")
     judge.step(Connected(True), 0.0)
-    assert StartProbe() in judge.step(Disconnected(), 0.1)
+    assert SetProbing(True) in judge.step(Disconnected(), 0.1)
     judge.step(Connected(True), 0.2)
-    assert StopProbe() in judge.step(beat(), 0.3)
+    assert SetProbing(False) in judge.step(beat(), 0.3)
     assert judge.step(ProbeResult(gone=True), 0.4) == ()
-    assert judge.verdict is Verdict.ALIVE
+    assert judge.state is Liveness.ALIVE
 
 
 def test_data_without_a_beat_connection_is_life_too() -> None:
     """A beat thread that seems to stand still is no proof against a worker that sends data meanwhile."""
     judge = Judge("w")
     judge.step(Connected(True), 0.0)
-    judge.step(Tick(True), 0.1)
+    judge.step(LivenessTick(True), 0.1)
     judge.step(Disconnected(), 0.1)
     for tick in range(2, 40):
-        judge.step(Tick(True), tick / 10)
-        judge.step(Traffic(), tick / 10)
+        judge.step(LivenessTick(True), tick / 10)
+        judge.step(DataReceived(), tick / 10)
         judge.step(ProbeResult(False, "S", False, "S", 5), tick / 10)
-    assert judge.verdict is Verdict.SUSPECT
+    assert judge.state is Liveness.SUSPECT
 
 
 def test_the_table_refuses_what_is_not_in_it() -> None:
     """A missing entry is an error, and the verdict stays."""
     judge = Judge("w")
     with pytest.raises(LivenessError, match="proved cannot happen"):
-        judge._target(Cause.PROVED)
-    assert judge.verdict is Verdict.NEW
+        judge._target(LivenessCause.PROVED)
+    assert judge.state is Liveness.NEW
 
 
 # -- stories, read as text: `> command` lines are what happens, the rest is what it answered
@@ -338,19 +335,19 @@ class Story:
             self.lines.append(f"  {self.now:5.1f}  refused: {error}")
         return self.lines
 
-    def take(self, effects: tuple[Effect, ...]) -> None:
+    def take(self, effects: tuple[LivenessEffect, ...]) -> None:
         for effect in effects:
-            if isinstance(effect, Judged):
+            if isinstance(effect, LivenessChanged):
                 text = f"{effect.before} -> {effect.after}: {effect.reason}"
-            elif isinstance(effect, MoveStreams):
+            elif isinstance(effect, MoveLostStreams):
                 text = "move streams"
-            elif isinstance(effect, Ask):
+            elif isinstance(effect, AskOnData):
                 text = "ask"
             else:
-                self.probing = isinstance(effect, StartProbe)
+                self.probing = effect.on
                 text = "start probe" if self.probing else "stop probe"
             self.lines.append(f"  {self.now:5.1f}  {text}")
-            if isinstance(effect, StartProbe):
+            if isinstance(effect, SetProbing) and effect.on:
                 self.probe()
 
     def probe(self) -> None:
@@ -383,14 +380,14 @@ class Story:
             if self.switching:
                 switches = self.process.switches + 1
                 self.process = ProbeResult(False, "S", False, self.process.thread_state, switches)
-            self.take(self.judge.step(Tick("open" in flags), self.now))
+            self.take(self.judge.step(LivenessTick("open" in flags), self.now))
             if self.probing:
                 self.probe()
 
     def do_late(self, flags: list[str], values: dict[str, str]) -> None:
         """One tick that comes after so many seconds."""
         self.now = round(self.now + float(flags[0]), 3)
-        self.take(self.judge.step(Tick("open" in flags), self.now))
+        self.take(self.judge.step(LivenessTick("open" in flags), self.now))
         if self.probing:
             self.probe()
 
@@ -405,19 +402,14 @@ class Story:
         self.take(self.judge.step(Beat(**self.beat), self.now))
 
     def do_traffic(self, flags: list[str], values: dict[str, str]) -> None:
-        self.take(self.judge.step(Traffic(), self.now))
+        self.take(self.judge.step(DataReceived(), self.now))
 
     def do_status(self, flags: list[str], values: dict[str, str]) -> None:
         routable = "routable" if self.judge.routable else "not routable"
-        self.lines.append(f"  {self.now:5.1f}  {self.judge.verdict}, {routable}, admit {self.judge.admit_max}")
+        self.lines.append(f"  {self.now:5.1f}  {self.judge.state}, {routable}, admit {self.judge.admit_max}")
 
 
-@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda p: p.stem)
+@stories("liveness", least=7)
 def test_the_story_goes_as_written(path: Path) -> None:
     """Every transcript's answers are exactly those the judge gives."""
     must_go_as_written(path, Story)
-
-
-def test_there_are_stories() -> None:
-    """The transcripts are found where they are kept."""
-    assert len(TRANSCRIPTS) >= 7

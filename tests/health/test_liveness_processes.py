@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from liveness_watch import BOUND_S, Child, Watch
 
 from holdfast.core.procfs import _cgroup2_mount
-from holdfast.health.liveness import LOST, Verdict
+from holdfast.health.liveness import LOST, Liveness
 from holdfast.health.watcher import is_local, probe
+from tests.rigs.health.liveness_watch import BOUND_S, Child, Watch
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 
@@ -31,7 +31,7 @@ def child() -> Iterator[Child]:
 @pytest.fixture
 async def watch(child: Child) -> AsyncIterator[Watch]:
     watching = Watch(child, streams_open=True)
-    await watching.until(Verdict.ALIVE)
+    await watching.until(Liveness.ALIVE)
     await watching.run(lambda: watching.judge._beat is not None and watching.judge._beat.steps > 5)
     yield watching
     await watching.close()
@@ -40,13 +40,13 @@ async def watch(child: Child) -> AsyncIterator[Watch]:
 async def test_a_stopped_process_is_judged_stopped_and_comes_back_on_probation(child: Child, watch: Watch) -> None:
     """SIGSTOP is known within 1.5 s; after SIGCONT the worker serves a probation and is ALIVE again."""
     child.signal(signal.SIGSTOP)
-    await watch.until(Verdict.STOPPED, 1.5)
+    await watch.until(Liveness.STOPPED, 1.5)
     assert "state T" in watch.judge.reason
     assert watch.moves == 1
     child.signal(signal.SIGCONT)
-    await watch.until(Verdict.PROBATION)
+    await watch.until(Liveness.PROBATION)
     assert watch.judge.admit_max == 2
-    await watch.until(Verdict.ALIVE)
+    await watch.until(Liveness.ALIVE)
     assert watch.moves == 1
 
 
@@ -54,11 +54,11 @@ async def test_an_idle_process_that_is_stopped_is_found_too() -> None:
     """With no streams anywhere a stop is known within 3 s, and idle beats before it raise no suspicion."""
     with Child() as child:
         watch = Watch(child, streams_open=False)
-        await watch.until(Verdict.ALIVE)
+        await watch.until(Liveness.ALIVE)
         await watch.run(lambda: False, 2.5)
-        assert [v for _, v in watch.log] == [Verdict.ALIVE]
+        assert [v for _, v in watch.log] == [Liveness.ALIVE]
         child.signal(signal.SIGSTOP)
-        await watch.until(Verdict.STOPPED, 3)
+        await watch.until(Liveness.STOPPED, 3)
         await watch.close()
 
 
@@ -69,13 +69,13 @@ async def test_work_that_comes_and_goes_raises_no_suspicion(child: Child, watch:
         watch.streams_open = index % 2 == 0
         child.say("work" if watch.streams_open else "idle")
         await watch.run(lambda: False, 0.33)
-    assert [v for _, v in watch.log] == [Verdict.ALIVE]
+    assert [v for _, v in watch.log] == [Liveness.ALIVE]
 
 
 async def test_a_killed_process_is_known_at_once(child: Child, watch: Watch) -> None:
     """SIGKILL breaks the beat connection, and the probe finds no living process."""
     child.signal(signal.SIGKILL)
-    await watch.until(Verdict.STOPPED, 1.0)
+    await watch.until(Liveness.STOPPED, 1.0)
     assert "gone" in watch.judge.reason or "dead" in watch.judge.reason
 
 
@@ -86,13 +86,13 @@ async def test_a_wedged_engine_is_judged_wedged(child: Child, watch: Watch, how:
     pids = child.process.pid, os.getpid()
     waited_s, began_s = _run_delay_s(*pids), time.monotonic()
     child.say(how)
-    took_s = await watch.until(Verdict.WEDGED)
+    took_s = await watch.until(Liveness.WEDGED)
     assert time.monotonic() - began_s >= 0.8
     assert took_s <= 1.6 + _run_delay_s(*pids) - waited_s
     assert watch.moves == 1
     child.say("work")
-    await watch.until(Verdict.PROBATION)
-    await watch.until(Verdict.ALIVE)
+    await watch.until(Liveness.PROBATION)
+    await watch.until(Liveness.ALIVE)
 
 
 def _run_delay_s(*pids: int) -> float:
@@ -107,10 +107,10 @@ async def test_a_starved_process_is_never_judged_dead() -> None:
     with Child(nice=19) as child:
         child.say("work")
         watch = Watch(child, streams_open=True)
-        await watch.until(Verdict.ALIVE)
+        await watch.until(Liveness.ALIVE)
         busy = [_busy_loop() for _ in range(16)]
         try:
-            await watch.run(lambda: watch.judge.verdict in LOST, 6.0)
+            await watch.run(lambda: watch.judge.state in LOST, 6.0)
         finally:
             for process in busy:
                 process.kill()
@@ -118,7 +118,7 @@ async def test_a_starved_process_is_never_judged_dead() -> None:
                 process.wait(BOUND_S)
         print("verdicts:", watch.log)
         assert watch.moves == 0, watch.log
-        await watch.until(Verdict.ALIVE)
+        await watch.until(Liveness.ALIVE)
         await watch.close()
 
 
@@ -134,7 +134,7 @@ async def test_a_unix_socket_serves_as_well(tmp_path: Path) -> None:
     """Beats come over a path in the file system as they do over TCP."""
     with Child(f"unix://{tmp_path}/beat.sock") as child:
         watch = Watch(child, streams_open=False)
-        await watch.until(Verdict.ALIVE)
+        await watch.until(Liveness.ALIVE)
         await watch.run(lambda: watch.judge._beat is not None)
         assert watch.judge._beat is not None
         await watch.close()
@@ -173,10 +173,10 @@ async def test_a_frozen_cgroup_is_judged_stopped(child: Child, watch: Watch) -> 
     try:
         (group / "cgroup.procs").write_text(str(child.process.pid))
         (group / "cgroup.freeze").write_text("1")
-        await watch.until(Verdict.STOPPED)
+        await watch.until(Liveness.STOPPED)
         assert "frozen" in watch.judge.reason
         (group / "cgroup.freeze").write_text("0")
-        await watch.until(Verdict.PROBATION)
+        await watch.until(Liveness.PROBATION)
     finally:
         (group / "cgroup.freeze").write_text("0")
         child.process.kill()

@@ -7,28 +7,28 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.control.book import decoded
+from holdfast.control.store_view import decoded
 from holdfast.health import canary
 from holdfast.health.breaker import OPEN_S_MAX
 from holdfast.health.device_faults import Severity
-from holdfast.health.expectations import Entry, Key, Record
-from holdfast.health.records import DeviceRecord, HealthRecord, Report, Seen
-from holdfast.health.standing import OWED_MAX, Standing
+from holdfast.health.expectations import ExpectationsRecord, Key, QuestionEntry
+from holdfast.health.records import DeviceRecord, HealthRecord, ReportRecord, WorkerSeen
+from holdfast.health.standing import OWED_MAX, WorkerStanding
 
 WHOLE: dict[str, Any] = {
     "health": HealthRecord(
         name="w",
-        standing=Standing(owed=OWED_MAX, weight=1.0, since_s=1.8e9),
-        canary=canary.Record(wrongs=2, cost_s=canary.TRY_S, baselines={0: canary.Baseline(canary.TRY_S, 9)}),
+        standing=WorkerStanding(owed=OWED_MAX, weight=1.0, since_s=1.8e9),
+        canary=canary.CanaryRecord(wrongs=2, cost_s=canary.TRY_S, baselines={0: canary.Baseline(canary.TRY_S, 9)}),
     ),
-    "report": Report(
+    "report": ReportRecord(
         name="f",
         at_unix_s=1.8e9,
-        workers={"a": Seen(open=64, stream_s=-1e-12, failed={"stalled": 2})},
+        workers={"a": WorkerSeen(open=64, stream_s=-1e-12, failed={"stalled": 2})},
         admitted=("a", "b"),
     ),
     "device": DeviceRecord(severity=Severity.FATAL, reason="Xid 79", number=79, at_unix_s=1.8e9),
-    "expected": Record(Key("c", "b", "d", "k"), (), (Entry(withdrawals=2),), (), at_unix_s=1.8e9),
+    "expected": ExpectationsRecord(Key("c", "b", "d", "k"), (), (QuestionEntry(withdrawals=2),), (), at_unix_s=1.8e9),
 }
 NEVER = [
     ("health", "standing.owed", OWED_MAX + 1),

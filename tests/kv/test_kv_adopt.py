@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from kv_rig import BLOCK_TOKENS, KEYS, World, believed, fresh, geometry, quarantined
 
 from holdfast.kv import adopt
-from holdfast.kv.follow import Follower
+from holdfast.kv.adopt import Follower
 from holdfast.kv.index import (
     ENTRY_WORDS,
     EPOCH,
@@ -21,10 +20,11 @@ from holdfast.kv.index import (
     SUM,
     WORD,
     Index,
-    Owner,
+    IndexOwner,
     entry_sum,
 )
 from holdfast.kv.pool import Pool
+from tests.rigs.kv_index import BLOCK_TOKENS, KEYS, World, believed, fresh, geometry, quarantined
 
 
 def world_of(blocks: int, *, epoch: int = 10) -> World:
@@ -189,5 +189,5 @@ def test_a_follower_judges_anew_when_the_owner_changes() -> None:
     follower = Follower(world.index)
     follower.poll()
     for epoch in (12, 9, 11):
-        world.index.store_owner(Owner(epoch, 0))
+        world.index.store_owner(IndexOwner(epoch, 0))
         assert follower.survey() == adopt.survey(world.index)

@@ -5,11 +5,23 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from kv_rig import BLOCK_TOKENS, KEYS, Died, DyingWords, Script, World, believed, fresh, geometry, quarantined, run
 
 from holdfast.kv import adopt
-from holdfast.kv.index import Index, Owner, index_bytes
+from holdfast.kv.index import Index, IndexOwner, index_bytes
 from holdfast.kv.pool import NoRoom, Pool
+from tests.rigs.kv_index import (
+    BLOCK_TOKENS,
+    KEYS,
+    Died,
+    DyingWords,
+    Script,
+    World,
+    believed,
+    fresh,
+    geometry,
+    quarantined,
+    run,
+)
 
 
 def fills_and_frees(world: World) -> None:
@@ -103,7 +115,7 @@ def dying_adoptions(buffer: bytearray, epoch: int) -> list[bytearray]:
 def test_a_disbelieving_adopter_dies_after_every_store() -> None:
     """Without a canary since the last adoption the next adopter believes nothing either, wherever this one died."""
     world, _ = run(fills_and_frees, geometry(), None)
-    world.index.store_owner(Owner(10, 1))
+    world.index.store_owner(IndexOwner(10, 1))
     left = dying_adoptions(world.buffer, 11)
     assert len(left) == 4  # three FULL entries made FREE, and the owner's word
     for buffer in left:

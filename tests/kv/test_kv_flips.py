@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from kv_rig import KEYS, World, believed, fresh, geometry, quarantined
 
 from holdfast.kv import adopt
-from holdfast.kv.follow import Follower
+from holdfast.kv.adopt import Follower
 from holdfast.kv.index import ENTRY_BYTES, HEADER_BYTES, HEAT, KEY_HIGH, STATIC_BYTES, Index
+from tests.rigs.kv_index import KEYS, World, believed, fresh, geometry, quarantined
 
 PATTERNS = (*(1 << bit for bit in range(8)), 0xFF, 0x3C, 0x5A, 0xC3, 0xA5)
 WHOLE, OPENED, UNUSED = 0, 1, 2

@@ -14,12 +14,12 @@ import signal
 import struct
 
 import pytest
-from kv_rig import KEYS, geometry
 
 from holdfast.kv import adopt
-from holdfast.kv.follow import Follower
+from holdfast.kv.adopt import Follower
 from holdfast.kv.index import Index, index_bytes
 from holdfast.kv.pool import NoRoom, Pool
+from tests.rigs.kv_index import KEYS, geometry
 
 SHAPE = geometry(16)
 PAGE_BYTES = 512

@@ -10,18 +10,18 @@ import sys
 from dataclasses import fields, replace
 
 import pytest
-from kv_rig import BLOCK_TOKENS, KEYS, DyingWords, fresh, geometry
 
 from holdfast.kv.geometry import KEY_BYTES, Geometry, block_keys
 from holdfast.kv.index import (
     HEADER_WORDS,
     Index,
+    IndexOwner,
     Misuse,
-    Owner,
     index_bytes,
     owner_word,
     read_owner,
 )
+from tests.rigs.kv_index import BLOCK_TOKENS, KEYS, DyingWords, fresh, geometry
 
 
 def test_open_and_free_are_one_store_each_and_publish_ends_with_its_word() -> None:
@@ -80,12 +80,12 @@ def test_keys_are_a_chain() -> None:
 def test_owner_word() -> None:
     """One word holds epoch and count; any damaged byte shows; an empty one is nobody's."""
     assert read_owner(0) is None
-    word = owner_word(Owner(1_790_000_000_000, 3))
-    assert read_owner(word) == Owner(1_790_000_000_000, 3)
+    word = owner_word(IndexOwner(1_790_000_000_000, 3))
+    assert read_owner(word) == IndexOwner(1_790_000_000_000, 3)
     for at in range(8):
         for pattern in range(1, 256):
             assert read_owner(word ^ pattern << 8 * at) is None
-    assert read_owner(owner_word(Owner(5, 10_000))) == Owner(5, 255)
+    assert read_owner(owner_word(IndexOwner(5, 10_000))) == IndexOwner(5, 255)
 
 
 def test_a_buffer_that_is_too_small_or_read_only() -> None:
@@ -93,7 +93,7 @@ def test_a_buffer_that_is_too_small_or_read_only() -> None:
     with pytest.raises(ValueError, match="need an index of"):
         Index(bytearray(100), geometry())
     index = Index(bytes(fresh(geometry())), geometry())
-    assert index.owner == Owner(10, 0)
+    assert index.owner == IndexOwner(10, 0)
     with pytest.raises(TypeError):
         index.open(0)
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from kv_rig import BLOCK_TOKENS, KEYS, Died, DyingWords, believed, fresh, geometry, quarantined
 
 from holdfast.kv import adopt
-from holdfast.kv.follow import Follower
-from holdfast.kv.index import FREE, FULL, OPEN, Index, Misuse, Owner
+from holdfast.kv.adopt import Follower
+from holdfast.kv.index import FREE, FULL, OPEN, Index, IndexOwner, Misuse
 from holdfast.kv.pool import Pool
+from tests.rigs.kv_index import BLOCK_TOKENS, KEYS, Died, DyingWords, believed, fresh, geometry, quarantined
 
 SHAPE = geometry(5)
 blocks = st.integers(0, SHAPE.block_count - 1)
@@ -96,7 +96,7 @@ class IndexMachine(RuleBasedStateMachine):
         adoption = self.follower.adopt(self.index, self.epoch) if by_follower else adopt.adopt(self.index, self.epoch)
         self.adoptions += 1
         assert believed(adoption) == expected
-        assert self.index.owner == Owner(self.epoch, self.adoptions)
+        assert self.index.owner == IndexOwner(self.epoch, self.adoptions)
         assert adoption.reason == ("" if self.adoptions == 1 else adopt.NO_CANARY)
         assert quarantined(adoption) == {block for block, state in self.state.items() if state == OPEN}
         self.settle_model(expected)
@@ -171,7 +171,7 @@ class FollowerMachine(RuleBasedStateMachine):
         if epoch is None:
             self.index.words[511] = 0
         else:
-            self.index.store_owner(adopt.Owner(epoch, 0))
+            self.index.store_owner(adopt.IndexOwner(epoch, 0))
 
     @rule(block=blocks)
     def poll(self, block: int) -> None:

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from kv_rig import KEYS, filled, fresh, geometry
 
 from holdfast.kv import adopt
 from holdfast.kv.index import FREE, FULL, OPEN, Index, Misuse
 from holdfast.kv.pool import KvUse, NoRoom, Pool
+from tests.rigs.kv_index import KEYS, filled, fresh, geometry
 
 SHAPE = geometry(5)
 BLOCKS = range(SHAPE.block_count)

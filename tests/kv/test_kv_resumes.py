@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from kv_rig import KEYS, filled, fresh, geometry
-
 from holdfast.kv import adopt
 from holdfast.kv.geometry import KEY_BYTES
 from holdfast.kv.index import Index
-from holdfast.kv.pool import Pool
-from holdfast.kv.resumes import Resumes
+from holdfast.kv.pool import Pool, Resumes
+from tests.rigs.kv_index import KEYS, filled, fresh, geometry
 
 SHAPE = geometry(8)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from vault_rig import PATIENT, Rig
+
+from tests.rigs.memory.vaults import PATIENT, Rig
 
 
 @pytest.fixture

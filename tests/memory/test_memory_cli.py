@@ -17,9 +17,8 @@ import pytest
 
 from holdfast.core.errors import UserError
 from holdfast.memory.client.weights import RO, MemoryClient
-from holdfast.memory.devices import open_device
-from holdfast.memory.finding import device_name, gpu_uuids
-from holdfast.memory.packing import TensorSpec
+from holdfast.memory.devices import device_name, gpu_uuids, open_device
+from holdfast.memory.layout import TensorSpec
 from holdfast.spec.names import socket_path
 from holdfast.testing.processes import kill_together, vault_pair, vault_processes
 from holdfast.testing.waiting import wait_until
@@ -216,7 +215,7 @@ def test_no_vault_is_no_error(folder: Path) -> None:
     """Nothing there: a line that says how to start one."""
     done = holdfast(folder, "status")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "holdfast memory serve --device host-0" in done.stdout
+    assert "holdfast run vault --device host-0" in done.stdout
     assert status(folder) == []
 
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
-import pytest
-
 from holdfast.memory.vault import pool_machine as pool
 from holdfast.memory.vault import warm_machine as warm
 from holdfast.memory.vault import weights_machine as weights
 from holdfast.memory.vault.weights_machine import Mode
-from holdfast.memory.writer_policy import Look, Watch, who_loads
-from transcript_book import must_go_as_written, transcripts
+from holdfast.memory.writer_lock import LoadLook, LoadWatch, plan_load
+from tests.rigs.transcripts import must_go_as_written, stories
 
 TIMEOUT_S = 30.0
 
@@ -25,12 +23,12 @@ class Story:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.lines: list[str] = []
-        self.weights: dict[str, weights.Weights] = {}
-        self.pools: dict[str, pool.Pool] = {}
-        self.warm: dict[str, warm.Warm] = {}
+        self.weights: dict[str, weights.WeightsState] = {}
+        self.pools: dict[str, pool.PoolState] = {}
+        self.warm: dict[str, warm.WarmState] = {}
         self.names: list[str] = []
         self.lock: str | None = None
-        self.watches: dict[str, Watch] = {}
+        self.watches: dict[str, LoadWatch] = {}
 
     def play(self, command: str) -> list[str]:
         self.lines = []
@@ -54,8 +52,8 @@ class Story:
 
     def do_devices(self, words: list[str], values: dict[str, str]) -> None:
         for device in words:
-            self.weights[device], self.pools[device] = weights.Weights(), pool.Pool()
-            self.warm[device] = warm.Warm()
+            self.weights[device], self.pools[device] = weights.WeightsState(), pool.PoolState()
+            self.warm[device] = warm.WarmState()
 
     def do_hold(self, words: list[str], values: dict[str, str]) -> None:
         """Vault and keeper both died: the device is empty, and not refilled for so many seconds."""
@@ -68,7 +66,7 @@ class Story:
         for device in words:
             was, pooled = self.weights[device], self.pools[device]
             committed = [*was.superseded, *([] if was.current is None else [was.current])]
-            moving, self.warm[device] = self.warm[device], warm.Warm()
+            moving, self.warm[device] = self.warm[device], warm.WarmState()
             if not on_device(moving):  # what was in host memory is gone
                 committed = []
             self.weights[device], effects = weights.restore(committed, was.readers, was.last_generation)
@@ -88,17 +86,17 @@ class Story:
             due += [t for p in self.pools.values() if (t := pool.next_deadline_s(p)) is not None]
             self.now_s = min([until_s, *due])
             for device in self.weights:
-                self.step_weights(device, weights.Tick())
-                self.step_pool(device, pool.Tick())
+                self.step_weights(device, weights.WeightsTick())
+                self.step_pool(device, pool.PoolTick())
             if self.now_s >= until_s:
                 return
 
     def do_status(self, words: list[str], values: dict[str, str]) -> None:
         for device, state in self.weights.items():
             self.say(f"{device} weights: {state!r}")
-            if self.warm[device] != warm.Warm():
+            if self.warm[device] != warm.WarmState():
                 self.say(f"{device} is {self.warm[device]!r}")
-            if self.pools[device] != pool.Pool(refill_from_s=self.pools[device].refill_from_s):
+            if self.pools[device] != pool.PoolState(refill_from_s=self.pools[device].refill_from_s):
                 self.say(f"{device} pool: {self.pools[device]!r}")
         if self.lock is not None:
             self.say(f"writer lock: {self.lock}")
@@ -109,7 +107,7 @@ class Story:
         device, mode = words[0], words[1]
         deadline_s = self.now_s + float(values.get("timeout", TIMEOUT_S))
         patient = "waiting" in words
-        ask = weights.Ask(self.session(name), cast(Mode, mode), deadline_s, patient, values.get("replace"))
+        ask = weights.RequestLock(self.session(name), cast(Mode, mode), deadline_s, patient, values.get("replace"))
         self.step_weights(device, ask)
         if ask in self.weights[device].waiters:
             self.say(f"{device}: {name} waits")
@@ -118,24 +116,24 @@ class Story:
         self.step_weights(words[0], weights.Commit(self.session(name), words[1]))
 
     def engine_donates(self, name: str, words: list[str], values: dict[str, str]) -> None:
-        self.step_weights(words[0], weights.Donate(self.session(name), words[1]))
+        self.step_weights(words[0], weights.DonateWeights(self.session(name), words[1]))
 
     def engine_releases(self, name: str, words: list[str], values: dict[str, str]) -> None:
         """Give up what is held or waited for on a device; also how a wait is cancelled."""
-        self.step_weights(words[0], weights.Leave(self.session(name)))
+        self.step_weights(words[0], weights.ReleaseLock(self.session(name)))
 
     def engine_cancels(self, name: str, words: list[str], values: dict[str, str]) -> None:
         """Stop waiting, for weights and pool."""
-        self.step_weights(words[0], weights.Leave(self.session(name)))
-        self.step_pool(words[0], pool.Cancel(self.session(name)))
+        self.step_weights(words[0], weights.ReleaseLock(self.session(name)))
+        self.step_pool(words[0], pool.CancelAcquire(self.session(name)))
 
     def engine_dies(self, name: str, words: list[str], values: dict[str, str]) -> None:
         if self.lock == name:
             self.lock = None
             self.say("the writer lock is free")
         for device in self.weights:
-            self.step_weights(device, weights.Leave(self.session(name)))
-            self.step_pool(device, pool.Gone(self.session(name)))
+            self.step_weights(device, weights.ReleaseLock(self.session(name)))
+            self.step_pool(device, pool.ClientGone(self.session(name)))
 
     # -- levels
 
@@ -147,11 +145,11 @@ class Story:
         named = tuple(dict.fromkeys(self.names[session] for session in sessions))
         number = state.current.number if state.current is not None else None
         size, room = int(values.get("size", "16")), int(values.get("room", "64"))
-        self.step_warm(words[0], warm.Demote(asker, number, size, named, room))
+        self.step_warm(words[0], warm.DemoteWeights(asker, number, size, named, room))
 
     def engine_promotes(self, name: str, words: list[str], values: dict[str, str]) -> None:
         room = int(values["room"]) if "room" in values else None
-        self.step_warm(words[0], warm.Promote(self.session(name), room))
+        self.step_warm(words[0], warm.PromoteWeights(self.session(name), room))
 
     def do_copied(self, words: list[str], values: dict[str, str]) -> None:
         self.step_warm(words[0], warm.Copied())
@@ -161,15 +159,15 @@ class Story:
 
     def do_settled(self, words: list[str], values: dict[str, str]) -> None:
         """The keeper has done what it was told."""
-        self.step_warm(words[0], warm.Settled())
+        self.step_warm(words[0], warm.KeeperUpdated())
 
     def step_warm(self, device: str, event: warm.Event) -> None:
         self.warm[device], effects = warm.step(self.warm[device], event)
         for effect in effects:
-            name = self.names[effect.asker] if isinstance(effect, warm.Done | warm.Refuse) else ""
+            name = self.names[effect.asker] if isinstance(effect, warm.MoveDone | warm.RefuseMove) else ""
             self.say(f"{device}: {words_of_level(effect, name)}")
-            if isinstance(effect, warm.Leave | warm.Return):
-                self.step_weights(device, weights.Move(away=isinstance(effect, warm.Leave)))
+            if isinstance(effect, warm.HideWeights | warm.ShowWeights):
+                self.step_weights(device, weights.WeightsMoved(away=isinstance(effect, warm.HideWeights)))
             elif isinstance(effect, warm.FreeDevice):
                 self.step_pool(device, pool.Discard())
 
@@ -187,9 +185,9 @@ class Story:
 
     def engine_looks(self, name: str, words: list[str], values: dict[str, str]) -> None:
         """What an engine decides from what it sees; `id=` its ENGINE_ID, the first time."""
-        watch = self.watches.get(name) or Watch(int(values.get("id", "0")))
+        watch = self.watches.get(name) or LoadWatch(int(values.get("id", "0")))
         phases = {device: state.phase for device, state in self.weights.items()}
-        self.watches[name], plan = who_loads(watch, Look(phases, self.lock, self.lock == name), self.now_s)
+        self.watches[name], plan = plan_load(watch, LoadLook(phases, self.lock, self.lock == name), self.now_s)
         again = "" if plan.look_again_at_s is None else f", and looks again at {plan.look_again_at_s:.1f}"
         self.say(f"{name}: {plan.action} ({plan.reason}){again}")
 
@@ -201,7 +199,7 @@ class Story:
 
     def engine_acquires(self, name: str, words: list[str], values: dict[str, str]) -> None:
         deadline_s = self.now_s + float(values.get("timeout", TIMEOUT_S))
-        event = pool.Acquire(self.session(name), int(values["epoch"]), values.get("geometry", "g1"), deadline_s)
+        event = pool.PoolRequested(self.session(name), int(values["epoch"]), values.get("geometry", "g1"), deadline_s)
         self.step_pool(words[0], event)
         if event in self.pools[words[0]].waiters:
             self.say(f"{words[0]}: {name} waits")
@@ -210,13 +208,13 @@ class Story:
         self.step_pool(words[0], pool.PoolMade(self.session(name), int(values["epoch"])))
 
     def engine_quiesced(self, name: str, words: list[str], values: dict[str, str]) -> None:
-        self.step_pool(words[0], pool.Quiesced(self.session(name), int(values["epoch"])))
+        self.step_pool(words[0], pool.OwnerQuiesced(self.session(name), int(values["epoch"])))
 
     def engine_regives(self, name: str, words: list[str], values: dict[str, str]) -> None:
         """The owner donates its pool after a total loss."""
         epoch = int(values["epoch"])
         made_epoch = int(values.get("made", epoch))
-        event = pool.Donate(self.session(name), epoch, values.get("geometry", "g1"), made_epoch)
+        event = pool.PoolDonated(self.session(name), epoch, values.get("geometry", "g1"), made_epoch)
         self.step_pool(words[0], event)
 
     def engine_over(self, name: str, words: list[str], values: dict[str, str]) -> None:
@@ -253,35 +251,35 @@ def words_of(effect: weights.Effect | pool.Effect, name: str) -> str:
             return f"{name} has committed generation {generation}, {layout_hash}, and reads it"
         case weights.Aborted(_, generation):
             return f"generation {generation} of {name} is dropped, uncommitted"
-        case weights.Superseded(_, by_hash):
+        case weights.TellSuperseded(_, by_hash):
             return f"{name} is told that {by_hash} is newer"
-        case weights.LetGo():
+        case weights.AskToLetGo():
             return f"{name} is asked to let go"
         case weights.DropGeneration(generation):
             return f"generation {generation} is dropped, unread"
         case weights.AnswerEmpty():
             return f"{name} is told: empty"
-        case weights.Refuse(_, code, reason) | pool.Refuse(_, code, reason):
+        case weights.RefuseLock(_, code, reason) | pool.RefusePool(_, code, reason):
             return f"{name} is refused, {code}: {reason}"
-        case weights.TimedOut() | pool.TimedOut():
+        case weights.LockTimedOut() | pool.PoolTimedOut():
             return f"{name} has waited long enough"
         case _:
             return words_of_pool(effect, name)
 
 
-def on_device(moving: warm.Warm) -> bool:
+def on_device(moving: warm.WarmState) -> bool:
     """Whether the keeper has a record of the weights."""
     return {
-        warm.Level.HOT: True,
-        warm.Level.DEMOTING: not moving.copied,
-        warm.Level.WARM: False,
-        warm.Level.PROMOTING: moving.copied,
+        warm.WeightsLevel.HOT: True,
+        warm.WeightsLevel.DEMOTING: not moving.copied,
+        warm.WeightsLevel.WARM: False,
+        warm.WeightsLevel.PROMOTING: moving.copied,
     }[moving.level]
 
 
 def words_of_level(effect: warm.Effect, name: str) -> str:
     match effect:
-        case warm.Leave():
+        case warm.HideWeights():
             return "nobody gets the weights"
         case warm.CopyOut(generation):
             return f"generation {generation} is copied to host memory"
@@ -289,15 +287,15 @@ def words_of_level(effect: warm.Effect, name: str) -> str:
             return f"the device's memory of generation {generation} is let go of"
         case warm.CopyIn(generation):
             return f"generation {generation} is copied to the device"
-        case warm.Record(generation):
+        case warm.RecordSlabs(generation):
             return f"the keeper gets generation {generation} again"
         case warm.FreeHost():
             return "host memory is let go of"
-        case warm.Return():
+        case warm.ShowWeights():
             return "the weights can be had"
-        case warm.Done():
+        case warm.MoveDone():
             return f"{name} is told that it is done"
-        case warm.Refuse(_, code, reason):
+        case warm.RefuseMove(_, code, reason):
             return f"{name} is refused, {code}: {reason}"
 
 
@@ -306,7 +304,7 @@ def words_of_pool(effect: pool.Effect, name: str) -> str:
         case pool.GrantPool(_, epoch, made_epoch):
             how = f"adopting the one of epoch {made_epoch}" if made_epoch else "and is to make it"
             return f"{name} owns the pool, epoch {epoch}, {how}"
-        case pool.Made(epoch):
+        case pool.TellPoolMade(epoch):
             return f"the pool of epoch {epoch} is complete"
         case pool.CpuFence(_, epoch):
             return f"cpu fence before epoch {epoch} has passed"
@@ -320,15 +318,7 @@ def words_of_pool(effect: pool.Effect, name: str) -> str:
             raise AssertionError(effect)
 
 
-TRANSCRIPTS = transcripts("memory")
-
-
-@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda p: p.stem)
+@stories("memory", least=25)
 def test_the_memory_story_goes_as_written(path: Path) -> None:
     """Every transcript's outcomes are exactly those of today's lock machines."""
     must_go_as_written(path, Story)
-
-
-def test_there_are_memory_stories() -> None:
-    """The transcripts are found where they are kept."""
-    assert len(TRANSCRIPTS) >= 25

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.memory.packing import TensorSpec, plan
-from holdfast.memory.torch.overlaps import Span, overlapping
+from holdfast.memory.layout import TensorSpec, plan
+from holdfast.memory.torch.modules import Span, overlapping
 
 spans_drawn = st.lists(
     st.tuples(st.integers(0, 60), st.integers(0, 20), st.sampled_from([1, 2, 4, 8, 16])), max_size=12

@@ -9,15 +9,14 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from vault_rig import MIB, Rig
 
-from holdfast.engines.shadow.pool import DirectPool
+from holdfast.engines.host.pool import DirectPool
 from holdfast.kv.geometry import Geometry
-from holdfast.memory.client.pool import PoolClient
-from holdfast.memory.client.pool_mapping import Home, PoolMapper, leave_home, make_home
+from holdfast.memory.client.pool import Home, PoolClient, PoolMapper, leave_home, make_home
 from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import HostDevice, open_device
 from holdfast.memory.devices.contract import DeviceError, OutOfMemory, WrongFd
+from tests.rigs.memory.vaults import MIB, Rig
 
 STEP = 2 * MIB
 SIZE = 3 * STEP

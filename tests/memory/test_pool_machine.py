@@ -27,11 +27,11 @@ class PoolModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state = machine.Pool()
+        self.state = machine.PoolState()
         self.now_s = 0.0
         self.clients: dict[int, Client] = {}
         self.over: set[int] = set()
-        self.waiting: dict[int, machine.Acquire] = {}
+        self.waiting: dict[int, machine.PoolRequested] = {}
         self.owner: int | None = None
         self.granted: list[int] = []
         self.pool: tuple[str, int] | None = None  # geometry, and the epoch it was made under: 0 until complete
@@ -76,7 +76,7 @@ class PoolModel(RuleBasedStateMachine):
             assert effects == ()
             client.epoch = epoch
         else:
-            assert isinstance(effects[0], machine.Refuse)
+            assert isinstance(effects[0], machine.RefusePool)
 
     @rule(
         pick=st.integers(0, 9),
@@ -88,11 +88,13 @@ class PoolModel(RuleBasedStateMachine):
         client = self.some(pick)
         if client is None:
             return
-        event = machine.Acquire(client.session, max(self.granted, default=0) + ahead, geometry, self.now_s + timeout_s)
+        event = machine.PoolRequested(
+            client.session, max(self.granted, default=0) + ahead, geometry, self.now_s + timeout_s
+        )
         may = client.epoch is None and client.session not in self.waiting and ahead > 0
         if may:
             self.waiting[client.session] = event
-        refused = [e for e in self.do(event) if isinstance(e, machine.Refuse) and e.session == client.session]
+        refused = [e for e in self.do(event) if isinstance(e, machine.RefusePool) and e.session == client.session]
         assert bool(refused) == (not may) or (may and client.session not in self.waiting)
 
     @precondition(lambda self: self.owner is not None)
@@ -122,7 +124,7 @@ class PoolModel(RuleBasedStateMachine):
         assert self.pool is not None
         geometry, made_epoch = self.pool
         effects = self.do(machine.PoolMade(self.owner, self.granted[-1]))
-        assert effects == (() if made_epoch else (machine.Made(self.granted[-1]),))
+        assert effects == (() if made_epoch else (machine.TellPoolMade(self.granted[-1]),))
         self.pool = (geometry, made_epoch or self.granted[-1])
 
     @rule(pick=st.integers(0, 9))
@@ -135,7 +137,7 @@ class PoolModel(RuleBasedStateMachine):
     def close(self, client: Client) -> None:
         client.connected = False
         self.waiting.pop(client.session, None)
-        self.do(machine.Gone(client.session))
+        self.do(machine.ClientGone(client.session))
 
     @rule(pick=st.integers(0, 9))
     def process_over(self, pick: int) -> None:
@@ -154,7 +156,7 @@ class PoolModel(RuleBasedStateMachine):
         for other in self.clients.values():
             if other.process == client.process and not other.connected and other.epoch == epoch:
                 other.epoch = None
-        self.do(machine.Quiesced(client.session, epoch))
+        self.do(machine.OwnerQuiesced(client.session, epoch))
 
     @rule()
     def discard(self) -> None:
@@ -169,28 +171,28 @@ class PoolModel(RuleBasedStateMachine):
         client = self.some(pick)
         if client is not None:
             self.waiting.pop(client.session, None)
-            self.do(machine.Cancel(client.session))
+            self.do(machine.CancelAcquire(client.session))
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 5.0]))
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
-        self.do(machine.Tick())
+        self.do(machine.PoolTick())
 
     @precondition(lambda self: len(self.granted) > 1)
     @rule()
     def restart_the_vault(self) -> None:
         """Waiters lose their connection; seats are in the records."""
         self.waiting = {}
-        pages = None if self.pool is None else machine.Pages(*self.pool)
+        pages = None if self.pool is None else machine.PoolPages(*self.pool)
         seats = [
-            machine.Seat(c.session, c.process, c.epoch, closed=not c.connected, over=c.process in self.over)
+            machine.PoolSeat(c.session, c.process, c.epoch, closed=not c.connected, over=c.process in self.over)
             for c in self.clients.values()
         ]
         self.state, effects = machine.restore(max(self.granted, default=0), pages, self.owner, seats)
         assert effects == ()
         if self.owner is not None:
             self.fences[self.granted[-1]] = ["cpu"]
-        self.do(machine.Tick())
+        self.do(machine.PoolTick())
 
     # -- what is told
 
@@ -232,11 +234,11 @@ class PoolModel(RuleBasedStateMachine):
                 assert epoch == self.granted[-1]
                 assert self.owner is None, "its end must be told first"
                 self.pool = None
-            case machine.TimedOut(session):
+            case machine.PoolTimedOut(session):
                 assert self.waiting.pop(session).deadline_s <= self.now_s
-            case machine.Refuse(session, code):
+            case machine.RefusePool(session, code):
                 # A refused join of one who waits answers the join, not the wait.
-                if code is machine.Code.STALE_EPOCH and session in self.waiting and self.overtaken(session):
+                if code is machine.PoolRefusal.STALE_EPOCH and session in self.waiting and self.overtaken(session):
                     del self.waiting[session]
 
     def overtaken(self, session: int) -> bool:
@@ -292,7 +294,7 @@ class PoolModel(RuleBasedStateMachine):
         for _ in range(len(self.waiting) + 1):
             if (due_s := machine.next_deadline_s(self.state)) is not None:
                 self.now_s = due_s
-                self.do(machine.Tick())
+                self.do(machine.PoolTick())
         assert not self.waiting
 
 
@@ -300,26 +302,26 @@ TestPoolModel = PoolModel.TestCase
 TestPoolModel.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 
 
-OWNS_A_POOL = (machine.MapperJoined(1, None, 7), machine.Acquire(1, 100, "g1", 9.0), machine.PoolMade(1, 100))
+OWNS_A_POOL = (machine.MapperJoined(1, None, 7), machine.PoolRequested(1, 100, "g1", 9.0), machine.PoolMade(1, 100))
 
 
-def after(*events: machine.Event) -> machine.Pool:
-    state = machine.Pool()
+def after(*events: machine.Event) -> machine.PoolState:
+    state = machine.PoolState()
     for event in events:
         state, _ = machine.step(state, event, 0.0)
     return state
 
 
-def refusals(effects: tuple[machine.Effect, ...]) -> list[machine.Code]:
-    return [effect.code for effect in effects if isinstance(effect, machine.Refuse)]
+def refusals(effects: tuple[machine.Effect, ...]) -> list[machine.PoolRefusal]:
+    return [effect.code for effect in effects if isinstance(effect, machine.RefusePool)]
 
 
 def test_a_process_may_vouch_for_a_connection_it_has_closed() -> None:
     """An owner that reconnected instead of dying ends the wait for its own end by quiescing its old epoch."""
-    state = after(*OWNS_A_POOL, machine.Gone(1), machine.MapperJoined(2, None, 7))
-    state, effects = machine.step(state, machine.Acquire(2, 101, "g2", 9.0), 0.0)
+    state = after(*OWNS_A_POOL, machine.ClientGone(1), machine.MapperJoined(2, None, 7))
+    state, effects = machine.step(state, machine.PoolRequested(2, 101, "g2", 9.0), 0.0)
     assert effects == ()
-    state, effects = machine.step(state, machine.Quiesced(2, 100), 0.0)
+    state, effects = machine.step(state, machine.OwnerQuiesced(2, 100), 0.0)
     assert effects == (
         machine.DropPool(100),
         machine.CpuFence(2, 101),
@@ -331,8 +333,8 @@ def test_a_process_may_vouch_for_a_connection_it_has_closed() -> None:
 def test_everything_a_session_maps_with_counts_under_its_epoch() -> None:
     """A process named later, and one named under the epoch, both keep the GPU fence closed until they are over."""
     joins = machine.MapperJoined(1, None, 8), machine.MapperJoined(1, 100, 9), machine.MapperJoined(2, None, 20)
-    state = after(*OWNS_A_POOL, *joins, machine.Gone(1))
-    state, effects = machine.step(state, machine.Acquire(2, 101, "g1", 9.0), 0.0)
+    state = after(*OWNS_A_POOL, *joins, machine.ClientGone(1))
+    state, effects = machine.step(state, machine.PoolRequested(2, 101, "g1", 9.0), 0.0)
     assert effects == (machine.CpuFence(2, 101), machine.GrantPool(2, 101, made_epoch=100))
     for process in (7, 9):
         state, effects = machine.step(state, machine.ProcessOver(process), 0.0)
@@ -344,54 +346,64 @@ def test_everything_a_session_maps_with_counts_under_its_epoch() -> None:
 def test_seats_and_waiters_are_bounded() -> None:
     """One more than the bound is refused by name."""
     state = after(*(machine.MapperJoined(session, None, session) for session in range(machine.SEATS_MAX)))
-    assert refusals(machine.step(state, machine.MapperJoined(5000, None, 5000), 0.0)[1]) == [machine.Code.TOO_MANY]
-    state, _ = machine.step(state, machine.Acquire(0, 1, "g1", 9.0), 0.0)
+    assert refusals(machine.step(state, machine.MapperJoined(5000, None, 5000), 0.0)[1]) == [
+        machine.PoolRefusal.TOO_MANY
+    ]
+    state, _ = machine.step(state, machine.PoolRequested(0, 1, "g1", 9.0), 0.0)
     for session in range(1, machine.WAITERS_MAX + 1):
-        state, effects = machine.step(state, machine.Acquire(session, 1 + session, "g1", 9.0), 0.0)
+        state, effects = machine.step(state, machine.PoolRequested(session, 1 + session, "g1", 9.0), 0.0)
         assert effects == ()
-    assert refusals(machine.step(state, machine.Acquire(1000, 1000, "g1", 9.0), 0.0)[1]) == [machine.Code.TOO_MANY]
+    assert refusals(machine.step(state, machine.PoolRequested(1000, 1000, "g1", 9.0), 0.0)[1]) == [
+        machine.PoolRefusal.TOO_MANY
+    ]
 
 
 def test_a_donation_needs_an_empty_place_and_a_newer_epoch() -> None:
     """After a total loss the owner goes on owning; with a pool here, or a larger epoch, it is told that it is over."""
     state = after(machine.MapperJoined(1, None, 7))
-    assert refusals(machine.step(state, machine.Donate(2, 100, "g1", 100), 0.0)[1]) == [machine.Code.NOT_REGISTERED]
+    assert refusals(machine.step(state, machine.PoolDonated(2, 100, "g1", 100), 0.0)[1]) == [
+        machine.PoolRefusal.NOT_REGISTERED
+    ]
     for made_epoch in (0, -1, 101):
-        assert refusals(machine.step(state, machine.Donate(1, 100, "g1", made_epoch), 0.0)[1]) == [
-            machine.Code.NOT_GRANTED
+        assert refusals(machine.step(state, machine.PoolDonated(1, 100, "g1", made_epoch), 0.0)[1]) == [
+            machine.PoolRefusal.NOT_GRANTED
         ]
-    owned, effects = machine.step(state, machine.Donate(1, 100, "g1", 90), 0.0)
+    owned, effects = machine.step(state, machine.PoolDonated(1, 100, "g1", 90), 0.0)
     assert effects == (
         machine.CpuFence(1, 100),
         machine.GrantPool(1, 100, made_epoch=90),
-        machine.Made(90),
+        machine.TellPoolMade(90),
         machine.GpuFence(1, 100),
     )
     owned, _ = machine.step(owned, machine.MapperJoined(2, None, 8), 0.0)
-    assert refusals(machine.step(owned, machine.Donate(2, 99, "g1", 90), 0.0)[1]) == [machine.Code.STALE_EPOCH]
-    assert refusals(machine.step(owned, machine.Donate(2, 101, "g1", 90), 0.0)[1]) == [machine.Code.POOL_HERE]
+    assert refusals(machine.step(owned, machine.PoolDonated(2, 99, "g1", 90), 0.0)[1]) == [
+        machine.PoolRefusal.STALE_EPOCH
+    ]
+    assert refusals(machine.step(owned, machine.PoolDonated(2, 101, "g1", 90), 0.0)[1]) == [
+        machine.PoolRefusal.POOL_HERE
+    ]
 
 
 def test_a_restored_pool_without_an_owner_must_be_complete() -> None:
     """A vault and an owner that died together while the pool was being made: it is dropped, not adopted."""
-    state, effects = machine.restore(100, machine.Pages("g1"), None, ())
+    state, effects = machine.restore(100, machine.PoolPages("g1"), None, ())
     assert effects == (machine.DropPool(100),)
     assert (state.phase, state.last_epoch) == ("ABSENT", 100)
 
 
-OWNED = machine.Seat(1, 7, 100)
+OWNED = machine.PoolSeat(1, 7, 100)
 
 
 @pytest.mark.parametrize(
     ("state", "heard"),
     [
-        (machine.Pool(), []),
-        (machine.Pool(100, machine.Pages("g1"), 1, seats=(OWNED,)), [("granted", 100)]),
-        (machine.Pool(100, machine.Pages("g1", 90), 1, seats=(OWNED,)), [("granted", 100), ("made", 90)]),
-        (machine.Pool(100, machine.Pages("g1", 90)), [("made", 90), ("owner_gone", 100)]),
-        (machine.Pool(100), [("owner_gone", 100), ("dropped", 100)]),
+        (machine.PoolState(), []),
+        (machine.PoolState(100, machine.PoolPages("g1"), 1, seats=(OWNED,)), [("granted", 100)]),
+        (machine.PoolState(100, machine.PoolPages("g1", 90), 1, seats=(OWNED,)), [("granted", 100), ("made", 90)]),
+        (machine.PoolState(100, machine.PoolPages("g1", 90)), [("made", 90), ("owner_gone", 100)]),
+        (machine.PoolState(100), [("owner_gone", 100), ("dropped", 100)]),
     ],
 )
-def test_who_comes_late_hears_how_the_pool_stands(state: machine.Pool, heard: list[tuple[str, int]]) -> None:
+def test_who_comes_late_hears_how_the_pool_stands(state: machine.PoolState, heard: list[tuple[str, int]]) -> None:
     """Each phase of the pool has its news, and the owner's end is among it whenever nobody owns."""
     assert [(news.kind, news.epoch) for news in machine.missed(state)] == heard

@@ -12,13 +12,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch_agent import Engine
-from torch_story import Bag, Language, answer, bytes_in, fresh, granted, inside, loaded, nn, on_meta, shared, torch
-from vault_rig import Rig
 
-from holdfast.memory.errors import VaultRefused
+from holdfast.memory.client.calls import VaultRefused
 from holdfast.memory.torch.glue import ModuleMismatch, materialise, publish, specs_of, stage
 from holdfast.memory.torch.tensors import storage_at
+from tests.rigs.memory.torch_agent import Engine
+from tests.rigs.memory.torch_modules import (
+    Bag,
+    Language,
+    answer,
+    bytes_in,
+    fresh,
+    granted,
+    inside,
+    loaded,
+    nn,
+    on_meta,
+    shared,
+    torch,
+)
+from tests.rigs.memory.vaults import Rig
 
 pytestmark = pytest.mark.processes
 WIDTH = 2048  # weights of 17 MiB

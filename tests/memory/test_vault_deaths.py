@@ -13,12 +13,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from vault_rig import SOON_MS, Rig, back, descriptors_of, digest, expected, facts, load, until, write
 
-from holdfast.memory.errors import VaultRefused
+from holdfast.memory.client.calls import VaultRefused
 from holdfast.memory.vault.settings import VaultSettings
 from holdfast.testing.processes import fd_count
 from holdfast.testing.waiting import BOUND_S
+from tests.rigs.memory.vaults import SOON_MS, Rig, back, descriptors_of, digest, expected, facts, load, until, write
 
 pytestmark = pytest.mark.processes
 

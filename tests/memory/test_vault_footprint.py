@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from vault_rig import SOON_MS, Rig, facts
 
-from holdfast.memory.packing import TensorSpec
+from holdfast.memory.layout import TensorSpec
+from tests.rigs.memory.vaults import SOON_MS, Rig, facts
 
 ANONYMOUS_MB_MAX = 40
 

@@ -15,15 +15,19 @@ import select
 import socket
 import struct
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
-from vault_rig import MIB, SOON_MS, Rig, digest, expected, facts, until, write
 
 from holdfast.memory import protocol
 from holdfast.memory.fdsocket import close_all
 from holdfast.memory.layout import Layout, TensorPlace
 from holdfast.testing.processes import fd_count
+from tests.rigs.memory.vaults import MIB, SOON_MS, Rig, digest, expected, facts, until, write
+
+ROOT = Path(__file__).parents[2]
+FUZZER = (sys.executable, "-m", "tests.memory.test_vault_fuzz")  # this file as a process of its own
 
 pytestmark = pytest.mark.processes
 FRAMES = int(os.environ.get("HOLDFAST_FUZZ_FRAMES", "10000"))
@@ -38,7 +42,7 @@ async def test_fuzzed_frames_neither_crash_nor_leak_nor_hang() -> None:
             await write(writer)
             vault, keeper = rig.pids("server"), rig.pids("keeper")
             before = (fd_count(vault[0]), fd_count(keeper[0]))
-            fuzzer = await asyncio.create_subprocess_exec(sys.executable, __file__, rig.path(), seed, str(FRAMES))
+            fuzzer = await asyncio.create_subprocess_exec(*FUZZER, rig.path(), seed, str(FRAMES), cwd=ROOT)
             served = 0
             while fuzzer.returncode is None:
                 assert await reader.acquire("ro", SOON_MS) == "ro"

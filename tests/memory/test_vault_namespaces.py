@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from vault_rig import AGENT, SOON_MS, Engine, Rig
 
 from holdfast.testing.waiting import wait_until
+from tests.rigs.memory.vaults import AGENT, SOON_MS, Engine, Rig
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 

@@ -8,13 +8,13 @@ import os
 import signal
 
 import pytest
-from vault_rig import SOON_MS, Rig, descriptors_of, facts, until
 
 from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.protocol import PoolNews
-from holdfast.testing.agents import OrderFailed
 from holdfast.testing.processes import fd_count
+from tests.rigs.agents import OrderFailed
+from tests.rigs.memory.vaults import SOON_MS, Rig, descriptors_of, facts, until
 
 pytestmark = pytest.mark.processes
 

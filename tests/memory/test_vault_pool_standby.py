@@ -8,7 +8,6 @@ import signal
 from typing import Any, cast
 
 import pytest
-from vault_rig import MIB, SOON_MS, Rig, back, digest, expected, facts, lost, until, write
 
 from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.client.weights import MemoryClient
@@ -16,6 +15,7 @@ from holdfast.memory.devices import open_device
 from holdfast.memory.devices.contract import Device, DeviceError
 from holdfast.memory.protocol import PoolNews
 from holdfast.testing.waiting import BOUND_S
+from tests.rigs.memory.vaults import MIB, SOON_MS, Rig, back, digest, expected, facts, lost, until, write
 
 pytestmark = pytest.mark.processes
 PAGES = [2 * MIB, 2 * MIB]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from vault_rig import SOON_MS, Rig, digest, expected, facts, load, until, write
 
-from holdfast.memory.errors import VaultRefused
-from holdfast.testing.agents import OrderFailed
+from holdfast.memory.client.calls import VaultRefused
 from holdfast.testing.processes import fd_count
 from holdfast.testing.waiting import BOUND_S
+from tests.rigs.agents import OrderFailed
+from tests.rigs.memory.vaults import SOON_MS, Rig, digest, expected, facts, load, until, write
 
 pytestmark = pytest.mark.processes
 

@@ -20,21 +20,20 @@ from typing import Any
 
 import msgspec
 import pytest
-from vault_rig import MIB, SOON_MS, Rig, digest, expected, facts, load, until, write
 
 from holdfast.core.errors import UserError
 from holdfast.memory import protocol
-from holdfast.memory.client.calls import check_uid
+from holdfast.memory.client.calls import VaultRefused, check_uid
 from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
-from holdfast.memory.errors import VaultRefused
 from holdfast.memory.fdsocket import close_all
 from holdfast.memory.layout import Layout
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
 from holdfast.testing.processes import fd_count
 from holdfast.testing.waiting import BOUND_S
+from tests.rigs.memory.vaults import MIB, SOON_MS, Rig, digest, expected, facts, load, until, write
 
 pytestmark = pytest.mark.processes
 NOBODY = 65534
@@ -43,7 +42,7 @@ AS_NOBODY = """
 import asyncio, os, sys
 from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
-from holdfast.memory.errors import VaultRefused
+from holdfast.memory.client.calls import VaultRefused
 from holdfast.memory.writer_lock import WriterLock
 from pathlib import Path
 device = open_device("host-0")

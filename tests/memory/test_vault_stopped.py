@@ -11,7 +11,6 @@ import sys
 from collections.abc import AsyncIterator
 
 import pytest
-from vault_rig import MIB, PATIENT, SOON_MS, Rig, back, digest, expected, facts, until, write
 
 from holdfast.memory.client.calls import MemoryLost
 from holdfast.memory.client.pool import PoolClient
@@ -19,6 +18,7 @@ from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.testing.processes import state_of
 from holdfast.testing.waiting import BOUND_S
+from tests.rigs.memory.vaults import MIB, PATIENT, SOON_MS, Rig, back, digest, expected, facts, until, write
 
 pytestmark = pytest.mark.processes
 

@@ -6,20 +6,20 @@ import asyncio
 import contextlib
 import os
 import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from vault_rig import MIB, SOON_MS, Rig, digest, expected, facts, write
 
-from holdfast.memory.client.levels import demote, promote
+from holdfast.memory.client.calls import VaultRefused, demote, promote
 from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.devices import DeviceError, HostDevice, is_sealed
 from holdfast.memory.devices.host_memory import PlainMemory
-from holdfast.memory.errors import VaultRefused
 from holdfast.memory.protocol import Moved
-from holdfast.memory.vault.moving import Mover
+from holdfast.memory.vault.warm import Mover
 from holdfast.testing.waiting import until
+from tests.rigs.memory.vaults import MIB, SOON_MS, Rig, digest, expected, facts, write
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -31,6 +31,12 @@ ROUNDS = 3
 
 def warm_rig(**settings: Any) -> Rig:
     return Rig(**{"host_budget_bytes": 256 * MIB} | settings)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    with warm_rig() as started:
+        yield started
 
 
 async def committed(rig: Rig, count: int = 3) -> str:
@@ -72,59 +78,56 @@ async def refusal(move: Any) -> VaultRefused:
 # -- there and back
 
 
-async def test_weights_leave_the_device_and_come_back_as_they_were() -> None:
+async def test_weights_leave_the_device_and_come_back_as_they_were(rig: Rig) -> None:
     """By the vault's own count the device has nothing and host memory all of it; then the other way; same bytes."""
-    with warm_rig() as rig:
-        async with rig.engine() as writer:
-            await writer.do("open")
-            await writer.do("acquire", mode="rw")
-            await writer.do("load")
-            hashed = await writer.do("commit")
-            await writer.kill()
-        await rig.shows(readers=0)
-        moved = await demote(rig.path())
-        assert moved.size_bytes == SIZE
-        there = await seen(rig)
-        assert (there["weights"], there["device_bytes"], there["host_bytes"]) == ("WARM", 0, SIZE)
-        assert (there["weights_bytes"], there["layout_hash"]) == (0, hashed)
-        assert (slabs_of(rig, "keeper"), slabs_of(rig, "server")) == (0, 1), "the device's are let go of"
-        assert (await promote(rig.path())).size_bytes == SIZE
-        await rig.shows(weights="COMMITTED", layout_hash=hashed, device_bytes=SIZE, weights_bytes=SIZE, host_bytes=0)
-        assert (slabs_of(rig, "keeper"), slabs_of(rig, "server")) == (1, 1), "host memory is let go of"
-        async with rig.engine(1) as reader:
-            await reader.do("open")
-            assert await reader.do("acquire", mode="rw_or_ro") == "ro"
-            assert await reader.do("digest") == expected(1)
+    async with rig.engine() as writer:
+        await writer.do("open")
+        await writer.do("acquire", mode="rw")
+        await writer.do("load")
+        hashed = await writer.do("commit")
+        await writer.kill()
+    await rig.shows(readers=0)
+    moved = await demote(rig.path())
+    assert moved.size_bytes == SIZE
+    there = await seen(rig)
+    assert (there["weights"], there["device_bytes"], there["host_bytes"]) == ("WARM", 0, SIZE)
+    assert (there["weights_bytes"], there["layout_hash"]) == (0, hashed)
+    assert (slabs_of(rig, "keeper"), slabs_of(rig, "server")) == (0, 1), "the device's are let go of"
+    assert (await promote(rig.path())).size_bytes == SIZE
+    await rig.shows(weights="COMMITTED", layout_hash=hashed, device_bytes=SIZE, weights_bytes=SIZE, host_bytes=0)
+    assert (slabs_of(rig, "keeper"), slabs_of(rig, "server")) == (1, 1), "host memory is let go of"
+    async with rig.engine(1) as reader:
+        await reader.do("open")
+        assert await reader.do("acquire", mode="rw_or_ro") == "ro"
+        assert await reader.do("digest") == expected(1)
 
 
-async def test_an_engine_that_sleeps_gets_the_same_bytes_at_the_same_addresses() -> None:
+async def test_an_engine_that_sleeps_gets_the_same_bytes_at_the_same_addresses(rig: Rig) -> None:
     """Unmapped, its weights may be moved; its remap waits for them to be back, and newcomers wait with it."""
-    with warm_rig() as rig:
-        async with rig.client(0) as sleeper, rig.client(1) as newcomer:
-            await write(sleeper)
-            assert sleeper.mapped is not None
-            address = sleeper.mapped.address
-            await sleeper.unmap()
-            await demote(rig.path())
-            waking = asyncio.gather(sleeper.remap(SOON_MS), newcomer.acquire("rw_or_ro", SOON_MS))
-            await rig.shows(waiting=2)
-            await promote(rig.path())
-            assert await waking == ["ro", "ro"]
-            assert sleeper.mapped.address == address
-            assert digest(sleeper) == digest(newcomer) == expected(1)
-
-
-async def test_an_engine_that_starts_meanwhile_waits_and_loads_nothing() -> None:
-    """By its role it would load what is missing; what is in host memory is not missing."""
-    with warm_rig() as rig:
-        await committed(rig)
+    async with rig.client(0) as sleeper, rig.client(1) as newcomer:
+        await write(sleeper)
+        assert sleeper.mapped is not None
+        address = sleeper.mapped.address
+        await sleeper.unmap()
         await demote(rig.path())
-        async with rig.engine(0) as engine:
-            ready = asyncio.gather(engine.do("become_ready", devices=["host-0"]))
-            await rig.shows(waiting=1)
-            await promote(rig.path())
-            assert await ready == ["wrote "]
-            assert await engine.do("digest") == expected(1)
+        waking = asyncio.gather(sleeper.remap(SOON_MS), newcomer.acquire("rw_or_ro", SOON_MS))
+        await rig.shows(waiting=2)
+        await promote(rig.path())
+        assert await waking == ["ro", "ro"]
+        assert sleeper.mapped.address == address
+        assert digest(sleeper) == digest(newcomer) == expected(1)
+
+
+async def test_an_engine_that_starts_meanwhile_waits_and_loads_nothing(rig: Rig) -> None:
+    """By its role it would load what is missing; what is in host memory is not missing."""
+    await committed(rig)
+    await demote(rig.path())
+    async with rig.engine(0) as engine:
+        ready = asyncio.gather(engine.do("become_ready", devices=["host-0"]))
+        await rig.shows(waiting=1)
+        await promote(rig.path())
+        assert await ready == ["wrote "]
+        assert await engine.do("digest") == expected(1)
 
 
 async def test_weights_go_there_and_back_again_and_again() -> None:
@@ -138,39 +141,37 @@ async def test_weights_go_there_and_back_again_and_again() -> None:
         await read(rig)
 
 
-async def test_the_pool_of_a_dead_engine_goes_with_the_weights() -> None:
+async def test_the_pool_of_a_dead_engine_goes_with_the_weights(rig: Rig) -> None:
     """While its owner lives the move is refused, by its name; then the device really has nothing left."""
-    with warm_rig() as rig:
-        await committed(rig)
-        async with rig.engine(3) as engine:
-            await engine.owns_the_pool()
-            refused = await refusal(demote(rig.path()))
-            assert (refused.code, "engine 3 pid" in refused.reason) == ("mapped", True)
-            await engine.kill()
-        await rig.shows(mappers=0)
-        assert (await seen(rig))["pool_bytes"] > 0
-        await demote(rig.path())
-        there = await seen(rig)
-        assert (there["pool"], there["device_bytes"], there["host_bytes"]) == ("ABSENT", 0, SIZE)
+    await committed(rig)
+    async with rig.engine(3) as engine:
+        await engine.owns_the_pool()
+        refused = await refusal(demote(rig.path()))
+        assert (refused.code, "engine 3 pid" in refused.reason) == ("mapped", True)
+        await engine.kill()
+    await rig.shows(mappers=0)
+    assert (await seen(rig))["pool_bytes"] > 0
+    await demote(rig.path())
+    there = await seen(rig)
+    assert (there["pool"], there["device_bytes"], there["host_bytes"]) == ("ABSENT", 0, SIZE)
 
 
 # -- refusals
 
 
-async def test_weights_that_somebody_has_are_not_moved() -> None:
+async def test_weights_that_somebody_has_are_not_moved(rig: Rig) -> None:
     """Neither while they are loaded nor while they are mapped; the refusal names who, and changes nothing."""
-    with warm_rig() as rig:
-        assert (await refusal(demote(rig.path()))).code == "empty"
-        async with rig.client(4) as engine:
-            assert await engine.acquire("rw", SOON_MS) == "rw"
-            loading = await refusal(demote(rig.path()))
-            await engine.release()
-            await write(engine)
-            mapped = await refusal(demote(rig.path()))
-            for refused in (loading, mapped):
-                assert (refused.code, "engine 4 pid" in refused.reason) == ("mapped", True)
-            assert digest(engine) == expected(1)
-        assert (await seen(rig))["host_bytes"] == 0
+    assert (await refusal(demote(rig.path()))).code == "empty"
+    async with rig.client(4) as engine:
+        assert await engine.acquire("rw", SOON_MS) == "rw"
+        loading = await refusal(demote(rig.path()))
+        await engine.release()
+        await write(engine)
+        mapped = await refusal(demote(rig.path()))
+        for refused in (loading, mapped):
+            assert (refused.code, "engine 4 pid" in refused.reason) == ("mapped", True)
+        assert digest(engine) == expected(1)
+    assert (await seen(rig))["host_bytes"] == 0
 
 
 @pytest.mark.parametrize("host_budget_bytes", [0, SIZE - 1])
@@ -202,46 +203,33 @@ async def test_weights_come_back_only_where_the_budget_has_room() -> None:
         await read(rig)
 
 
-async def test_a_move_is_made_once() -> None:
-    """Not again what is done, and not back what was never moved."""
-    with warm_rig() as rig:
-        await committed(rig)
-        assert (await refusal(promote(rig.path()))).code == "hot"
-        await demote(rig.path())
-        assert (await refusal(demote(rig.path()))).code == "warm"
-        await promote(rig.path())
-        assert (await refusal(promote(rig.path()))).code == "hot"
-
-
-async def test_of_many_who_ask_at_once_one_is_served() -> None:
+async def test_of_many_who_ask_at_once_one_is_served(rig: Rig) -> None:
     """The others are told that it is under way, or done."""
-    with warm_rig() as rig:
-        await committed(rig, LARGE)
-        for move, late in ((demote, "warm"), (promote, "hot")):
-            answers = await asyncio.gather(*(move(rig.path()) for _ in range(8)), return_exceptions=True)
-            refused = [answer.code for answer in answers if isinstance(answer, VaultRefused)]
-            assert sum(isinstance(answer, Moved) for answer in answers) == 1, answers
-            assert len(refused) == 7
-            assert set(refused) <= {"busy", late}
-        await read(rig, LARGE)
+    await committed(rig, LARGE)
+    for move, late in ((demote, "warm"), (promote, "hot")):
+        answers = await asyncio.gather(*(move(rig.path()) for _ in range(8)), return_exceptions=True)
+        refused = [answer.code for answer in answers if isinstance(answer, VaultRefused)]
+        assert sum(isinstance(answer, Moved) for answer in answers) == 1, answers
+        assert len(refused) == 7
+        assert set(refused) <= {"busy", late}
+    await read(rig, LARGE)
 
 
-async def test_a_copy_that_fails_leaves_everything_as_it_was() -> None:
+async def test_a_copy_that_fails_leaves_everything_as_it_was(rig: Rig) -> None:
     """The kernel refuses memory, out and in: each time it is told, and the weights are where they were."""
-    with warm_rig() as rig:
-        await committed(rig)
-        await refuses_memory(rig, True)
-        assert (await refusal(demote(rig.path()))).code == "failed"
-        await rig.shows(weights="COMMITTED", device_bytes=SIZE, host_bytes=0)
-        await read(rig)
-        await refuses_memory(rig, False)
-        await demote(rig.path())
-        await refuses_memory(rig, True)
-        assert (await refusal(promote(rig.path()))).code == "failed"
-        await rig.shows(weights="WARM", device_bytes=0, host_bytes=SIZE)
-        await refuses_memory(rig, False)
-        await promote(rig.path())
-        await read(rig)
+    await committed(rig)
+    await refuses_memory(rig, True)
+    assert (await refusal(demote(rig.path()))).code == "failed"
+    await rig.shows(weights="COMMITTED", device_bytes=SIZE, host_bytes=0)
+    await read(rig)
+    await refuses_memory(rig, False)
+    await demote(rig.path())
+    await refuses_memory(rig, True)
+    assert (await refusal(promote(rig.path()))).code == "failed"
+    await rig.shows(weights="WARM", device_bytes=0, host_bytes=SIZE)
+    await refuses_memory(rig, False)
+    await promote(rig.path())
+    await read(rig)
 
 
 @pytest.mark.parametrize("way", ["copy_out", "copy_in"])
@@ -277,26 +265,25 @@ async def refuses_memory(rig: Rig, refused: bool) -> None:
 
 
 @pytest.mark.parametrize("level", ["DEMOTING", "PROMOTING"])
-async def test_a_vault_killed_in_the_middle_of_a_copy_never_has_half_of_the_weights(level: str) -> None:
+async def test_a_vault_killed_in_the_middle_of_a_copy_never_has_half_of_the_weights(rig: Rig, level: str) -> None:
     """The next one has them all, the same bytes, or none and says so; and it can do it again."""
-    with warm_rig() as rig:
-        for _ in range(ROUNDS):
-            if (await seen(rig))["weights"] == "EMPTY":
-                await committed(rig, LARGE)
-            if level == "PROMOTING":
-                await demote(rig.path())
-            move = asyncio.gather((demote if level == "DEMOTING" else promote)(rig.path()), return_exceptions=True)
-            await caught_at(rig, level, move)
-            (killed,) = rig.pids("server")
-            rig.kill("server")
-            await move
-            after = await next_vault(rig, killed)
-            assert after["host_bytes"] == 0
-            assert after["weights"] in ("COMMITTED", "EMPTY")
-            if after["weights"] == "COMMITTED":
-                await read(rig, LARGE)
-            else:
-                assert after["device_bytes"] == 0
+    for _ in range(ROUNDS):
+        if (await seen(rig))["weights"] == "EMPTY":
+            await committed(rig, LARGE)
+        if level == "PROMOTING":
+            await demote(rig.path())
+        move = asyncio.gather((demote if level == "DEMOTING" else promote)(rig.path()), return_exceptions=True)
+        await caught_at(rig, level, move)
+        (killed,) = rig.pids("server")
+        rig.kill("server")
+        await move
+        after = await next_vault(rig, killed)
+        assert after["host_bytes"] == 0
+        assert after["weights"] in ("COMMITTED", "EMPTY")
+        if after["weights"] == "COMMITTED":
+            await read(rig, LARGE)
+        else:
+            assert after["device_bytes"] == 0
 
 
 async def caught_at(rig: Rig, level: str, move: asyncio.Future[Any]) -> None:
@@ -323,23 +310,22 @@ async def next_vault(rig: Rig, killed: int) -> dict[str, Any]:
     return found
 
 
-async def test_host_memory_goes_with_its_vault_and_the_weights_are_loaded_anew() -> None:
+async def test_host_memory_goes_with_its_vault_and_the_weights_are_loaded_anew(rig: Rig) -> None:
     """An engine that slept meanwhile is told at once that nothing is there."""
-    with warm_rig() as rig:
-        async with rig.client(0) as sleeper:
-            await write(sleeper)
-            await sleeper.unmap()
-            await demote(rig.path())
-            (killed,) = rig.pids("server")
-            rig.kill("server")
-            after = await next_vault(rig, killed)
-            assert (after["weights"], after["device_bytes"], after["host_bytes"]) == ("EMPTY", 0, 0)
-            assert await sleeper.remap(SOON_MS) == "empty"
-            await write(sleeper)
-            await sleeper.release()
+    async with rig.client(0) as sleeper:
+        await write(sleeper)
+        await sleeper.unmap()
         await demote(rig.path())
-        await promote(rig.path())
-        await read(rig)
+        (killed,) = rig.pids("server")
+        rig.kill("server")
+        after = await next_vault(rig, killed)
+        assert (after["weights"], after["device_bytes"], after["host_bytes"]) == ("EMPTY", 0, 0)
+        assert await sleeper.remap(SOON_MS) == "empty"
+        await write(sleeper)
+        await sleeper.release()
+    await demote(rig.path())
+    await promote(rig.path())
+    await read(rig)
 
 
 @pytest.mark.parametrize("killed", [("server",), ("server", "keeper")])
@@ -379,43 +365,40 @@ async def test_weights_that_came_back_are_not_lost_with_their_vault() -> None:
         await read(rig)
 
 
-async def test_a_keepers_death_moves_nothing() -> None:
+async def test_a_keepers_death_moves_nothing(rig: Rig) -> None:
     """Killed while the weights are in host memory, and once more on their way back: they come back."""
-    with warm_rig() as rig:
-        await committed(rig, LARGE)
-        await demote(rig.path())
-        rig.kill("keeper")
-        await rig.shows(weights="WARM")
-        move = asyncio.gather(promote(rig.path()))
-        await caught_at(rig, "PROMOTING", move)
-        rig.kill("keeper")
-        await move
-        await read(rig, LARGE)
-        (killed,) = rig.pids("server")
-        rig.kill("server")
-        assert (await next_vault(rig, killed))["weights"] == "COMMITTED", "the last keeper has their record"
-        await read(rig, LARGE)
+    await committed(rig, LARGE)
+    await demote(rig.path())
+    rig.kill("keeper")
+    await rig.shows(weights="WARM")
+    move = asyncio.gather(promote(rig.path()))
+    await caught_at(rig, "PROMOTING", move)
+    rig.kill("keeper")
+    await move
+    await read(rig, LARGE)
+    (killed,) = rig.pids("server")
+    rig.kill("server")
+    assert (await next_vault(rig, killed))["weights"] == "COMMITTED", "the last keeper has their record"
+    await read(rig, LARGE)
 
 
-async def test_a_vault_that_is_told_to_end_takes_its_copy_with_it() -> None:
+async def test_a_vault_that_is_told_to_end_takes_its_copy_with_it(rig: Rig) -> None:
     """Nobody is left behind, and who asked hears that it is lost, or that it was done just before."""
-    with warm_rig() as rig:
-        await committed(rig, LARGE)
-        move = asyncio.gather(demote(rig.path()), return_exceptions=True)
-        await caught_at(rig, "DEMOTING", move)
-        await asyncio.to_thread(rig.vaults["host-0"].stop)
-        (answer,) = await move
-        assert isinstance(answer, Moved | ConnectionError)
-        assert rig.pids("server") == rig.pids("keeper") == []
+    await committed(rig, LARGE)
+    move = asyncio.gather(demote(rig.path()), return_exceptions=True)
+    await caught_at(rig, "DEMOTING", move)
+    await asyncio.to_thread(rig.vaults["host-0"].stop)
+    (answer,) = await move
+    assert isinstance(answer, Moved | ConnectionError)
+    assert rig.pids("server") == rig.pids("keeper") == []
 
 
-async def test_who_asked_may_leave() -> None:
+async def test_who_asked_may_leave(rig: Rig) -> None:
     """The move goes on without it."""
-    with warm_rig() as rig:
-        await committed(rig, LARGE)
-        move = asyncio.gather(demote(rig.path()), return_exceptions=True)
-        await caught_at(rig, "DEMOTING", move)
-        move.cancel()
-        await rig.shows(weights="WARM", device_bytes=0)
-        await promote(rig.path())
-        await read(rig, LARGE)
+    await committed(rig, LARGE)
+    move = asyncio.gather(demote(rig.path()), return_exceptions=True)
+    await caught_at(rig, "DEMOTING", move)
+    move.cancel()
+    await rig.shows(weights="WARM", device_bytes=0)
+    await promote(rig.path())
+    await read(rig, LARGE)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from holdfast.memory.vault import warm_machine as machine
-from holdfast.memory.vault.warm_machine import Level
+from holdfast.memory.vault.warm_machine import WeightsLevel
 
 SIZE = 16
 
@@ -18,7 +18,7 @@ class LevelModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state = machine.Warm()
+        self.state = machine.WarmState()
         self.asked = 0
         self.unanswered: set[int] = set()
         self.copies = {"device"}  # where all bytes are
@@ -35,10 +35,10 @@ class LevelModel(RuleBasedStateMachine):
 
     def hear(self, effect: machine.Effect) -> None:
         match effect:
-            case machine.Leave():
+            case machine.HideWeights():
                 assert self.granted
                 self.granted = False
-            case machine.Return():
+            case machine.ShowWeights():
                 assert not self.granted
                 assert self.copies >= {"device"}
                 self.granted = True
@@ -47,12 +47,12 @@ class LevelModel(RuleBasedStateMachine):
                 assert self.copying is None
                 self.copying = "host" if isinstance(effect, machine.CopyOut) else "device"
                 assert self.copying not in self.copies
-            case machine.FreeDevice(7) | machine.Record(7):
+            case machine.FreeDevice(7) | machine.RecordSlabs(7):
                 self.copies -= {"device"} if isinstance(effect, machine.FreeDevice) else set()
                 self.telling = True
             case machine.FreeHost():
                 self.copies -= {"host"}
-            case machine.Done(asker) | machine.Refuse(asker):
+            case machine.MoveDone(asker) | machine.RefuseMove(asker):
                 self.unanswered.remove(asker)
             case _:
                 raise AssertionError(effect)
@@ -64,15 +64,15 @@ class LevelModel(RuleBasedStateMachine):
         users = ("somebody",) if used else ()
         refused = used or not there or room < SIZE
         before = self.state
-        self.do(machine.Demote(self.asked, 7 if there else None, SIZE, users, room))
+        self.do(machine.DemoteWeights(self.asked, 7 if there else None, SIZE, users, room))
         assert self.state == before or not refused
 
     @rule(room=st.sampled_from([None, None, 0, SIZE - 1, SIZE]))
     def promote(self, room: int | None) -> None:
         self.asked += 1
         self.unanswered.add(self.asked)
-        self.do(machine.Promote(self.asked, room))
-        assert self.state.level is not Level.PROMOTING or self.copying or self.telling
+        self.do(machine.PromoteWeights(self.asked, room))
+        assert self.state.level is not WeightsLevel.PROMOTING or self.copying or self.telling
 
     @precondition(lambda self: self.copying)
     @rule()
@@ -92,7 +92,7 @@ class LevelModel(RuleBasedStateMachine):
     @rule()
     def the_keeper_has_done_it(self) -> None:
         self.telling = False
-        self.do(machine.Settled())
+        self.do(machine.KeeperUpdated())
 
     @invariant()
     def one_whole_copy_is_there(self) -> None:
@@ -100,14 +100,14 @@ class LevelModel(RuleBasedStateMachine):
 
     @invariant()
     def only_who_waits_for_a_move_is_unanswered(self) -> None:
-        moving = self.state.level in (Level.DEMOTING, Level.PROMOTING)
+        moving = self.state.level in (WeightsLevel.DEMOTING, WeightsLevel.PROMOTING)
         assert len(self.unanswered) == moving == bool(self.copying or self.telling)
 
     @invariant()
     def a_level_is_what_it_says(self) -> None:
-        if self.state.level is Level.HOT:
+        if self.state.level is WeightsLevel.HOT:
             assert (self.copies, self.granted) == ({"device"}, True)
-        if self.state.level is Level.WARM:
+        if self.state.level is WeightsLevel.WARM:
             assert (self.copies, self.granted) == ({"host"}, False)
         assert repr(self.state).startswith(self.state.level)
 
@@ -119,16 +119,16 @@ TestLevelModel.settings = settings(max_examples=75, stateful_step_count=40, dead
 def test_every_question_is_answered_at_every_level() -> None:
     """And a report is expected only on the way."""
     for level, row in machine.TABLE.items():
-        moving = level in (Level.DEMOTING, Level.PROMOTING)
-        assert {machine.Demote, machine.Promote} <= set(row)
-        assert {machine.Copied, machine.CopyFailed, machine.Settled} & set(row) == (
-            {machine.Copied, machine.CopyFailed, machine.Settled} if moving else set()
+        moving = level in (WeightsLevel.DEMOTING, WeightsLevel.PROMOTING)
+        assert {machine.DemoteWeights, machine.PromoteWeights} <= set(row)
+        assert {machine.Copied, machine.CopyFailed, machine.KeeperUpdated} & set(row) == (
+            {machine.Copied, machine.CopyFailed, machine.KeeperUpdated} if moving else set()
         )
-    assert set(machine.TABLE) == set(Level)
+    assert set(machine.TABLE) == set(WeightsLevel)
 
 
-@pytest.mark.parametrize("report", [machine.Copied(), machine.CopyFailed("x"), machine.Settled()])
+@pytest.mark.parametrize("report", [machine.Copied(), machine.CopyFailed("x"), machine.KeeperUpdated()])
 def test_a_report_that_nobody_waits_for_is_a_mistake(report: machine.Event) -> None:
     """It changes nothing: the vault has a bug, and says so."""
     with pytest.raises(AssertionError):
-        machine.step(machine.Warm(), report)
+        machine.step(machine.WarmState(), report)

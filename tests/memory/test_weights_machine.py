@@ -25,12 +25,12 @@ class WeightsModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state = machine.Weights()
+        self.state = machine.WeightsState()
         self.now_s = 0.0
         self.held_until_s = 0.0
         self.writer: tuple[int, int] | None = None  # session, generation
         self.readers: dict[int, int] = {}
-        self.waiting: dict[int, machine.Ask] = {}
+        self.waiting: dict[int, machine.RequestLock] = {}
         self.kept: dict[int, str] = {}  # committed and not dropped: generation -> hash
         self.current: int | None = None
         self.numbers: list[int] = []
@@ -56,13 +56,13 @@ class WeightsModel(RuleBasedStateMachine):
     def ask_as(
         self, session: int, mode: Any, timeout_s: float, patient: bool = False, replace: str | None = None
     ) -> None:
-        ask = machine.Ask(session, mode, self.now_s + timeout_s, patient, replace)
+        ask = machine.RequestLock(session, mode, self.now_s + timeout_s, patient, replace)
         busy = self.holds(session) or session in self.waiting
         if not busy and (replace is None if mode in ("ro", "rw_or_ro") else mode == "rw" or replace is not None):
             self.waiting[session] = ask
         effects = self.do(ask)
         if busy:
-            assert isinstance(effects[0], machine.Refuse)
+            assert isinstance(effects[0], machine.RefuseLock)
             assert effects[0].session == session
 
     def free(self, pick: int) -> int:
@@ -101,7 +101,7 @@ class WeightsModel(RuleBasedStateMachine):
     def move(self) -> None:
         """To host memory, or back."""
         self.away = not self.away
-        self.do(machine.Move(self.away))
+        self.do(machine.WeightsMoved(self.away))
 
     @property
     def can_leave_the_device(self) -> bool:
@@ -141,19 +141,19 @@ class WeightsModel(RuleBasedStateMachine):
     @precondition(lambda self: self.now_s < self.held_until_s or self.current is not None)
     @rule(session=SESSIONS, layout_hash=HASHES)
     def donate(self, session: int, layout_hash: str) -> None:
-        self.do(machine.Donate(session, layout_hash))
+        self.do(machine.DonateWeights(session, layout_hash))
 
     @rule(session=SESSIONS)
     def leave(self, session: int) -> None:
         self.waiting.pop(session, None)
         self.readers.pop(session, None)
-        effects = self.do(machine.Leave(session))
+        effects = self.do(machine.ReleaseLock(session))
         assert not [e for e in effects if getattr(e, "session", None) == session and not isinstance(e, machine.Aborted)]
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 4.0]))
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
-        self.do(machine.Tick())
+        self.do(machine.WeightsTick())
 
     @precondition(lambda self: len(self.numbers) > 1 and not self.away)
     @rule()
@@ -162,7 +162,7 @@ class WeightsModel(RuleBasedStateMachine):
         their connection."""
         self.waiting, self.writer = {}, None
         records = [machine.Generation(number, layout_hash) for number, layout_hash in self.kept.items()]
-        seats = [machine.Holder(session, number) for session, number in self.readers.items()]
+        seats = [machine.GenerationHolder(session, number) for session, number in self.readers.items()]
         self.state, effects = machine.restore(
             records, seats, self.state.last_generation, self.state.refill_from_s, self.gone
         )
@@ -181,7 +181,7 @@ class WeightsModel(RuleBasedStateMachine):
     def holds(self, session: int) -> bool:
         return session in self.readers or (self.writer is not None and self.writer[0] == session)
 
-    def answered(self, session: int) -> machine.Ask:
+    def answered(self, session: int) -> machine.RequestLock:
         ask = self.waiting.pop(session)
         assert not self.holds(session)
         return ask
@@ -216,14 +216,14 @@ class WeightsModel(RuleBasedStateMachine):
                 self.kept[generation] = layout_hash
                 self.current = generation
                 self.readers[session] = generation
-            case machine.Superseded(session, by_hash):
+            case machine.TellSuperseded(session, by_hash):
                 self.told.remove(session)
                 assert self.current is not None
                 assert by_hash == self.kept[self.current]
             case machine.Aborted(session, generation):
                 assert self.writer == (session, generation)
                 self.writer = None
-            case machine.LetGo(session):
+            case machine.AskToLetGo(session):
                 assert self.readers[session] == self.current, "nobody else is in the way"
             case machine.DropGeneration(generation):
                 if generation == self.current:
@@ -238,17 +238,21 @@ class WeightsModel(RuleBasedStateMachine):
                 assert self.answered(session).mode in ("ro", "drop")
                 assert self.current is None
                 assert self.writer is None
-            case machine.TimedOut(session):
+            case machine.LockTimedOut(session):
                 assert self.answered(session).deadline_s <= self.now_s
-            case machine.Refuse(session, code):
-                if code in (machine.Code.STALE, machine.Code.COMMITTED) and session in self.waiting:
+            case machine.RefuseLock(session, code):
+                if code in (machine.WeightsRefusal.STALE, machine.WeightsRefusal.COMMITTED) and session in self.waiting:
                     here = None if self.current is None else self.kept[self.current]
                     asked = self.answered(session).replace
-                    assert (asked != here) if code is machine.Code.STALE else (asked is None and here is not None)
+                    assert (
+                        (asked != here)
+                        if code is machine.WeightsRefusal.STALE
+                        else (asked is None and here is not None)
+                    )
 
     # -- what is always true
 
-    def must_wait(self, ask: machine.Ask) -> bool:
+    def must_wait(self, ask: machine.RequestLock) -> bool:
         """Whether there is still a reason to wait, said without the table."""
         if ask.deadline_s <= self.now_s:
             return False
@@ -290,7 +294,7 @@ class WeightsModel(RuleBasedStateMachine):
         for _ in range(len(self.waiting) + 2):
             if (due_s := machine.next_deadline_s(self.state)) is not None:
                 self.now_s = due_s
-                self.do(machine.Tick())
+                self.do(machine.WeightsTick())
         assert not self.waiting
 
 
@@ -300,28 +304,20 @@ TestWeightsModel.settings = settings(max_examples=75, stateful_step_count=50, de
 
 def test_every_wish_has_an_answer_in_every_situation() -> None:
     """The table is whole: no wish in any situation is left open."""
-    assert all(set(machine.TABLE[wish]) == set(machine.Situation) for wish in machine.Wish)
-    assert set(machine.TABLE) == set(machine.Wish)
-
-
-def test_no_reader_is_ever_delayed_by_a_replacement() -> None:
-    """Whatever a wish to read gets on committed weights, it gets the same while they are being replaced."""
-    for wish in (machine.Wish.READ, machine.Wish.READ_WHEN_WRITTEN, machine.Wish.EITHER):
-        assert (
-            machine.TABLE[wish][machine.Situation.REPLACING]
-            == machine.TABLE[wish][machine.Situation.COMMITTED]
-            == "read"
-        )
+    assert all(set(machine.TABLE[wish]) == set(machine.WeightsSituation) for wish in machine.LockKind)
+    assert set(machine.TABLE) == set(machine.LockKind)
 
 
 def test_the_waiters_are_bounded() -> None:
     """One more than the bound is refused by name, and those who wait are not touched."""
-    state, _ = machine.step(machine.Weights(), machine.Ask(0, "rw", 100.0), 0.0)
+    state, _ = machine.step(machine.WeightsState(), machine.RequestLock(0, "rw", 100.0), 0.0)
     for session in range(1, machine.WAITERS_MAX + 1):
-        state, effects = machine.step(state, machine.Ask(session, "ro", 100.0), 0.0)
+        state, effects = machine.step(state, machine.RequestLock(session, "ro", 100.0), 0.0)
         assert effects == ()
-    full, effects = machine.step(state, machine.Ask(5000, "ro", 100.0), 0.0)
-    assert [(e.session, e.code) for e in effects if isinstance(e, machine.Refuse)] == [(5000, machine.Code.TOO_MANY)]
+    full, effects = machine.step(state, machine.RequestLock(5000, "ro", 100.0), 0.0)
+    assert [(e.session, e.code) for e in effects if isinstance(e, machine.RefuseLock)] == [
+        (5000, machine.WeightsRefusal.TOO_MANY)
+    ]
     assert full == state
     state, effects = machine.step(full, machine.Commit(0, "h1"), 1.0)
     assert [e.session for e in effects] == list(range(machine.WAITERS_MAX + 1)), "oldest first, all together"
@@ -329,18 +325,18 @@ def test_the_waiters_are_bounded() -> None:
 
 def test_a_late_commit_grants_nothing_to_whom_time_has_run_out() -> None:
     """A waiter whose deadline has passed is timed out even if the commit is what tells the machine the time."""
-    state, _ = machine.step(machine.Weights(), machine.Ask(0, "rw", 100.0), 0.0)
-    state, _ = machine.step(state, machine.Ask(1, "ro", 5.0), 0.0)
+    state, _ = machine.step(machine.WeightsState(), machine.RequestLock(0, "rw", 100.0), 0.0)
+    state, _ = machine.step(state, machine.RequestLock(1, "ro", 5.0), 0.0)
     state, effects = machine.step(state, machine.Commit(0, "h1"), 5.0)
-    assert effects == (machine.Committed(0, 1, "h1"), machine.TimedOut(1))
+    assert effects == (machine.Committed(0, 1, "h1"), machine.LockTimedOut(1))
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_restored_generations_nobody_reads_are_dropped(order: tuple[int, ...]) -> None:
     """A vault that died between a commit's record and dropping the old one finishes that when it starts again."""
     records = [machine.Generation(1, "h1"), machine.Generation(2, "h2"), machine.Generation(4, "h4")]
-    state, effects = machine.restore([records[i] for i in order], [machine.Holder(7, 1)])
+    state, effects = machine.restore([records[i] for i in order], [machine.GenerationHolder(7, 1)])
     assert effects == (machine.DropGeneration(2),)
     assert (state.current, state.last_generation) == (machine.Generation(4, "h4"), 4)
-    _, effects = machine.step(state, machine.Leave(7), 0.0)
+    _, effects = machine.step(state, machine.ReleaseLock(7), 0.0)
     assert effects == (machine.DropGeneration(1),)

@@ -96,7 +96,7 @@ async def test_a_killed_holder_frees_the_lock_and_a_stopped_one_keeps_it(tmp_pat
         await asyncio.sleep(0)
         holder.send_signal(signal.SIGKILL)
         await waiting
-    assert lock.owner() == lock.who
+    assert lock.owner() == lock.signature
     lock.release()
 
 
@@ -157,7 +157,7 @@ async def test_a_recreated_file_is_noticed(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).unlink()
     assert other.try_acquire(), "another file is another lock: this is why the vault admits writers itself"
     lock.release()
-    assert other.owner() == other.who
+    assert other.owner() == other.signature
     other.release()
 
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.memory.vault import weights_machine as weights
-from holdfast.memory.writer_policy import Action, Look, Watch, who_loads
+from holdfast.memory.writer_lock import LoadAction, LoadLook, LoadWatch, plan_load
 
 DEVICES = ("d0", "d1")
 FOR_EVER_S = 1e9
@@ -24,7 +24,7 @@ FOR_EVER_S = 1e9
 
 @dataclass(frozen=True)
 class Engine:
-    watch: Watch
+    watch: LoadWatch
     life: int = 0  # how often it was killed
 
 
@@ -32,7 +32,7 @@ class Engine:
 class World:
     """Everything two engines share. Sessions are numbered by engine and life, so that nobody inherits a seat."""
 
-    devices: tuple[weights.Weights, ...]
+    devices: tuple[weights.WeightsState, ...]
     engines: tuple[Engine, ...]
     lock: int | None = None
     now_s: float = 0.0
@@ -77,7 +77,7 @@ def unguarded(world: World, who: int) -> Iterator[World]:
     """Without roles and writer lock: every rank asks rw_or_ro as soon as it is up."""
     for device in range(len(DEVICES)):
         if world.idle(who, device):
-            yield world.step(device, weights.Ask(world.session(who), "rw_or_ro", FOR_EVER_S))
+            yield world.step(device, weights.RequestLock(world.session(who), "rw_or_ro", FOR_EVER_S))
     yield from commits(world, who)
 
 
@@ -89,33 +89,35 @@ def guarded(world: World, who: int) -> Iterator[World]:
         return
     phases = {name: state.phase for name, state in zip(DEVICES, world.devices, strict=True)}
     owner = None if world.lock is None else f"engine {world.lock}"
-    watch, plan = who_loads(world.engines[who].watch, Look(phases, owner, world.lock == who), world.now_s)
+    watch, plan = plan_load(world.engines[who].watch, LoadLook(phases, owner, world.lock == who), world.now_s)
     seen = world.with_engine(who, replace(world.engines[who], watch=watch))
     if seen != world:
         yield seen
-    if plan.action is Action.TAKE_LOCK:
+    if plan.action is LoadAction.TAKE_LOCK:
         yield replace(seen, lock=who)
     for device in range(len(DEVICES)):
         yield from ask_by_plan(seen, who, device, plan.action)
     yield from commits(seen, who)
 
 
-def ask_by_plan(world: World, who: int, device: int, action: Action) -> Iterator[World]:
+def ask_by_plan(world: World, who: int, device: int, action: LoadAction) -> Iterator[World]:
     session = world.session(who)
-    if action is Action.LOAD and any(w.session == session and w.mode == "ro" for w in world.devices[device].waiters):
-        yield world.step(device, weights.Leave(session))
-    elif world.idle(who, device) and action is Action.LOAD:
-        yield world.step(device, weights.Ask(session, "rw_or_ro", FOR_EVER_S))
-    elif world.idle(who, device) and action in (Action.WAIT, Action.READ):
-        yield world.step(device, weights.Ask(session, "ro", FOR_EVER_S, wait_for_writer=True))
+    if action is LoadAction.LOAD and any(
+        w.session == session and w.mode == "ro" for w in world.devices[device].waiters
+    ):
+        yield world.step(device, weights.ReleaseLock(session))
+    elif world.idle(who, device) and action is LoadAction.LOAD:
+        yield world.step(device, weights.RequestLock(session, "rw_or_ro", FOR_EVER_S))
+    elif world.idle(who, device) and action in (LoadAction.WAIT, LoadAction.READ):
+        yield world.step(device, weights.RequestLock(session, "ro", FOR_EVER_S, wait_for_writer=True))
 
 
 def killed(world: World, who: int) -> World:
     """SIGKILL, and a restart with nothing but its ENGINE_ID."""
     for device in range(len(DEVICES)):
-        world = world.step(device, weights.Leave(world.session(who)))
+        world = world.step(device, weights.ReleaseLock(world.session(who)))
     engine = world.engines[who]
-    world = world.with_engine(who, Engine(Watch(engine.watch.engine_id, engine.watch.grace_s), engine.life + 1))
+    world = world.with_engine(who, Engine(LoadWatch(engine.watch.engine_id, engine.watch.grace_s), engine.life + 1))
     return replace(world, lock=None if world.lock == who else world.lock, kills_left=world.kills_left - 1)
 
 
@@ -141,8 +143,8 @@ def ended(world: World) -> bool:
 
 def explore(moves: Moves, grace_s: float, kills: int = 0, checked: bool = True) -> tuple[int, set[World]]:
     """How many states there are, and those of them from which there is no good end."""
-    engines = tuple(Engine(Watch(engine_id, grace_s)) for engine_id in range(2))
-    start = World(tuple(weights.Weights() for _ in DEVICES), engines, kills_left=kills)
+    engines = tuple(Engine(LoadWatch(engine_id, grace_s)) for engine_id in range(2))
+    start = World(tuple(weights.WeightsState() for _ in DEVICES), engines, kills_left=kills)
     before: dict[World, list[World]] = {start: []}
     todo = [start]
     while todo:
@@ -192,24 +194,24 @@ def test_kills_at_any_point_of_any_order_end_well(grace_s: float) -> None:
 
 PHASES = st.sampled_from(["EMPTY", "RW", "COMMITTED", "RO"])
 LOOKS = st.builds(
-    lambda devices, owner: Look(devices, owner, owner == "me"),
+    lambda devices, owner: LoadLook(devices, owner, owner == "me"),
     st.dictionaries(st.sampled_from(["d0", "d1", "d2"]), PHASES, min_size=1),
     st.sampled_from([None, "me", "x", "y"]),
 )
 
 
 @given(st.integers(0, 3), st.lists(st.tuples(LOOKS, st.floats(0, 10)), max_size=12))
-def test_the_lock_is_taken_and_used_only_where_it_must_be(engine_id: int, looks: list[tuple[Look, float]]) -> None:
+def test_the_lock_is_taken_and_used_only_where_it_must_be(engine_id: int, looks: list[tuple[LoadLook, float]]) -> None:
     """LOAD only with the lock; TAKE_LOCK only with a device EMPTY and the lock free; READ exactly when all is there."""
-    watch, now_s = Watch(engine_id), 0.0
+    watch, now_s = LoadWatch(engine_id), 0.0
     for look, seconds in looks:
         now_s += seconds
-        watch, plan = who_loads(watch, look, now_s)
+        watch, plan = plan_load(watch, look, now_s)
         complete = set(look.devices.values()) <= {"COMMITTED", "RO"}
-        assert (plan.action is Action.READ) == complete
-        if plan.action is Action.LOAD:
+        assert (plan.action is LoadAction.READ) == complete
+        if plan.action is LoadAction.LOAD:
             assert look.lock_mine
-        if plan.action is Action.TAKE_LOCK:
+        if plan.action is LoadAction.TAKE_LOCK:
             assert look.lock_owner is None
             assert "EMPTY" in look.devices.values()
         if plan.look_again_at_s is not None:
@@ -217,30 +219,30 @@ def test_the_lock_is_taken_and_used_only_where_it_must_be(engine_id: int, looks:
 
 
 @given(st.integers(1, 3), st.integers(0, 50), st.lists(LOOKS, max_size=12))
-def test_an_empty_device_is_always_loaded_in_the_end(engine_id: int, at_s: int, looks: list[Look]) -> None:
+def test_an_empty_device_is_always_loaded_in_the_end(engine_id: int, at_s: int, looks: list[LoadLook]) -> None:
     """Whatever was seen before: with a device EMPTY and the lock free for the grace time, every engine goes for it."""
-    watch = Watch(engine_id)
+    watch = LoadWatch(engine_id)
     for look in looks:
-        watch, _ = who_loads(watch, look, float(at_s))
-    empty = Look({"d0": "EMPTY", "d1": "RO"}, None)
-    watch, _ = who_loads(watch, empty, float(at_s))
-    watch, plan = who_loads(watch, empty, at_s + watch.grace_s)
-    assert plan.action is Action.TAKE_LOCK
+        watch, _ = plan_load(watch, look, float(at_s))
+    empty = LoadLook({"d0": "EMPTY", "d1": "RO"}, None)
+    watch, _ = plan_load(watch, empty, float(at_s))
+    watch, plan = plan_load(watch, empty, at_s + watch.grace_s)
+    assert plan.action is LoadAction.TAKE_LOCK
 
 
 def test_a_loader_that_changes_between_two_looks_counts_as_lost() -> None:
     """A crash and a restart between two looks show as another owner; after the second nobody waits any more."""
-    watch = Watch(1)
+    watch = LoadWatch(1)
     for owner in ("engine 0, pid 1", "engine 0, pid 2", "engine 0, pid 3"):
-        watch, plan = who_loads(watch, Look({"d0": "RW"}, owner), 0.0)
-        assert plan.action is Action.WAIT
-    watch, plan = who_loads(watch, Look({"d0": "EMPTY"}, None), 0.0)
-    assert plan.action is Action.TAKE_LOCK
+        watch, plan = plan_load(watch, LoadLook({"d0": "RW"}, owner), 0.0)
+        assert plan.action is LoadAction.WAIT
+    watch, plan = plan_load(watch, LoadLook({"d0": "EMPTY"}, None), 0.0)
+    assert plan.action is LoadAction.TAKE_LOCK
 
 
 def test_a_finished_load_forgets_what_was_lost() -> None:
     """Once everything was committed, an accident long ago does not cost the next loader its grace."""
-    watch = Watch(1, writers_lost=5)
-    watch, _ = who_loads(watch, Look({"d0": "COMMITTED"}, None), 0.0)
-    _, plan = who_loads(watch, Look({"d0": "EMPTY"}, None), 1.0)
-    assert (plan.action, plan.look_again_at_s) == (Action.WAIT, 1.0 + watch.grace_s)
+    watch = LoadWatch(1, writers_lost=5)
+    watch, _ = plan_load(watch, LoadLook({"d0": "COMMITTED"}, None), 0.0)
+    _, plan = plan_load(watch, LoadLook({"d0": "EMPTY"}, None), 1.0)
+    assert (plan.action, plan.look_again_at_s) == (LoadAction.WAIT, 1.0 + watch.grace_s)

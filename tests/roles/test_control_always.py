@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from manifest_rig import Kept
 
 from holdfast.rollout.machine import Phase
+from tests.rigs.roles.kept_manifest import Kept
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(300)]
 PLANNER = "    Planner: {componentType: planner}\n"

@@ -9,12 +9,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from manifest_rig import WAIT_S, Kept
 
 from holdfast.rollout.records import ask, deleted
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.types import WORKER, Manifest
 from holdfast.supervise.replicas import whose
+from tests.rigs.roles.kept_manifest import WAIT_S, Kept
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone, pytest.mark.long]
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))

@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from bench.fleet_local.clients import Crowd
-from bench.fleet_local.watch import Watch
 from holdfast.fleet.actions import Verb
 from holdfast.fleet.records import ask, scaled
-from holdfast.testing.fleet import FleetPlace
 from holdfast.testing.processes import freeze
 from holdfast.testing.waiting import in_thread, until
+from tests.rigs.fleet.clients import Crowd
+from tests.rigs.fleet.fleet_place import FleetPlace
+from tests.rigs.fleet.watch import Watch
 
 BOUND_S = 120.0  # on a loaded machine
 AWAY_S = 20.0  # that the store does not answer

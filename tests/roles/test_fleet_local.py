@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.testing.fleet import FleetPlace
 from holdfast.testing.processes import kill_group
 from holdfast.testing.waiting import wait_until
+from tests.rigs.fleet.fleet_place import FleetPlace
 
 SIM = ("--engine", "sim", "--vault-gib", "0.1", "--sim-ttft-ms", "5")
 BOUND_S = 90.0  # on a loaded machine

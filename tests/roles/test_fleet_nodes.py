@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.testing.fleet import FleetPlace
 from holdfast.testing.processes import processes_in
 from holdfast.testing.waiting import wait_until
+from tests.rigs.fleet.fleet_place import FleetPlace
 
 SIM = ("--engine", "sim", "--vault-gib", "0.1", "--sim-ttft-ms", "5")
 BOUND_S = 90.0  # on a loaded machine

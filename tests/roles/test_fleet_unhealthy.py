@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from holdfast.testing.fleet import FleetPlace
 from holdfast.testing.waiting import wait_until
+from tests.rigs.fleet.fleet_place import FleetPlace
 
 SIM = ("--engine", "sim", "--vault-gib", "0.1", "--sim-ttft-ms", "5", "--ready-s", "60", "--allow-chaos")
 BOUND_S = 180.0  # on a loaded machine

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.memory.client.levels import Standing, standing
-from holdfast.testing.fleet import FleetPlace
+from holdfast.memory.client.calls import VaultStatus, vault_status
 from holdfast.testing.processes import VAULT, vault_processes
 from holdfast.testing.waiting import wait_until
+from tests.rigs.fleet.fleet_place import FleetPlace
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -36,9 +36,9 @@ def socket_of(fleet: FleetPlace, model: str) -> str:
     return found
 
 
-def said(fleet: FleetPlace, model: str) -> Standing:
+def said(fleet: FleetPlace, model: str) -> VaultStatus:
     """By its vault itself."""
-    return asyncio.run(standing(socket_of(fleet, model)))
+    return asyncio.run(vault_status(socket_of(fleet, model)))
 
 
 def until(fleet: FleetPlace, model: str, **wanted: Any) -> None:

@@ -9,10 +9,10 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from manifest_rig import Kept
 from openai import OpenAI
 
 from holdfast.testing.place import WAIT_S
+from tests.rigs.roles.kept_manifest import Kept
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(300)]
 MANIFEST = """

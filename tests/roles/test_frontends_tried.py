@@ -8,9 +8,9 @@ import http.client
 import json
 
 import pytest
-from manifest_rig import WAIT_S, Kept
 
 from holdfast.rollout.machine import Phase
+from tests.rigs.roles.kept_manifest import WAIT_S, Kept
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(300)]
 MANIFEST = """

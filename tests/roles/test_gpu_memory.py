@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 import holdfast.engines.sim
-from holdfast.engines.torch.gpu.memory_plan import usable_bytes
+from holdfast.engines.torch.memory_plan import usable_bytes
 from holdfast.roles.engines import memory_needed
 from holdfast.roles.model_names import named
 from holdfast.roles.rolled import Site

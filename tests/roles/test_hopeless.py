@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.clock import SystemClock
+from holdfast.core.ports import SystemClock
 from holdfast.roles.planned import hopeless, is_refused, needed
 from holdfast.spec.jobs import Job
 from holdfast.supervise.loop import Supervisor

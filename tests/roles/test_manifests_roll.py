@@ -8,7 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from manifest_rig import Kept
+
+from tests.rigs.roles.kept_manifest import Kept
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone, pytest.mark.long]
 EXAMPLES = Path(__file__).parents[2] / "examples"

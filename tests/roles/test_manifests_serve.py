@@ -13,11 +13,10 @@ import msgspec
 import pytest
 
 from holdfast.roles.model_names import named
-from holdfast.spec.launch import FrontendLaunch, Launch
+from holdfast.spec.launch import FrontendLaunch, Launch, role_of
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.local import Machine
 from holdfast.spec.manifest.whole import whole
-from holdfast.spec.roles import role_of
 from holdfast.testing.place import END_S, Place, fetch, free_port
 
 pytestmark = pytest.mark.processes

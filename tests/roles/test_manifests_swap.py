@@ -10,8 +10,6 @@ import signal
 from collections.abc import AsyncIterator
 
 import pytest
-from manifest_rig import Kept
-from swap_rig import FAST, LONG, ONE, SHORT, SLOW, TWO, fates, text_of, wants_of
 
 from holdfast.core.tasks import beside
 from holdfast.rollout.replica import Want
@@ -20,6 +18,8 @@ from holdfast.spec.manifest.checking import check
 from holdfast.supervise.machine import Phase
 from holdfast.supervise.seats import taken_by
 from holdfast.testing.answers import Answer
+from tests.rigs.roles.device_swap import FAST, LONG, ONE, SHORT, SLOW, TWO, fates, text_of, wants_of
+from tests.rigs.roles.kept_manifest import Kept
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(400)]
 FAILOVER = pytest.mark.parametrize("failover", [True, False], ids=["pair", "alone"])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from swap_rig import FAST, ONE, SHORT, SLOW, TWO, Mortal, fates, kill, text_of, wants_of
 
 from holdfast.rollout.replica import Want
+from tests.rigs.roles.device_swap import FAST, ONE, SHORT, SLOW, TWO, Mortal, fates, kill, text_of, wants_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(400)]
 

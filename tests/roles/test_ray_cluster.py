@@ -20,7 +20,7 @@ from holdfast.fleet.actions import replica_name
 from holdfast.roles.ray import cluster, watcher
 from holdfast.roles.ray.clearing import Left, left_in, take_away
 from holdfast.roles.ray.model_actor import record_name, replica_of
-from holdfast.spec.roles import RayLaunch
+from holdfast.spec.launch import RayLaunch
 from holdfast.testing.place import Place
 
 

@@ -16,7 +16,7 @@ from holdfast.roles import rolled
 from holdfast.roles.rolled import Rolled
 from holdfast.rollout.records import ask, deleted, wanted
 from holdfast.rollout.steward import Steward, encode
-from tiny_rollouts import WAIT_S, Site, place, text
+from tests.rigs.supervise.rollouts import WAIT_S, Site, place, text
 
 pytestmark = pytest.mark.alone
 

@@ -14,9 +14,8 @@ import msgspec
 from holdfast.roles import run as child
 from holdfast.spec.launch import StoreLaunch
 from holdfast.supervise.records import read_record
-from holdfast.testing.disks import BALLAST, fill
 from holdfast.wire.net import CannotListenError
-from small_disks import small_disk
+from tests.rigs.small_disks import BALLAST, fill, small_disk
 
 WHERE = "unix:///tmp/x/w.sock"
 

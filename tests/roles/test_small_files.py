@@ -14,7 +14,7 @@ from openai import OpenAI
 from holdfast.core.errors import UserError
 from holdfast.discovery.card import CHAT_TEMPLATE_BYTES_MAX
 from holdfast.engines.sim.vocabulary import asset
-from holdfast.engines.torch.files.tiny import tiny
+from holdfast.engines.torch.files.resolve import tiny
 from holdfast.frontend.text.template import Templates
 from holdfast.frontend.text.tokenizer import TextTokenizer
 from holdfast.roles import small_files

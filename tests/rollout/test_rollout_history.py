@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rollout_world import Driver, World, part, revision
 
 from holdfast.core.errors import UserError
 from holdfast.rollout import history as h
 from holdfast.rollout.history import Entry, Fate
 from holdfast.rollout.machine import NOTHING, Memory, Phase
+from tests.rigs.worlds.rollout import Driver, World, part, revision
 
 
 class Diary:

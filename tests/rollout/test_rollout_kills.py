@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from rollout_world import Driver, World, part, revision
 
 from holdfast.rollout import machine as m
+from tests.rigs.worlds.rollout import Driver, World, part, revision
 
 SECONDS = 70
 

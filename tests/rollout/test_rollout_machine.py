@@ -8,14 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec import structs
-from rollout_world import Driver, World, part, revision
 
 from holdfast.rollout import machine as m
 from holdfast.rollout.machine import DUE, RETRY_S, TABLE, Phase, Turn
 from holdfast.rollout.replica import Replica, Seen, Stage, Want
 from holdfast.rollout.revision import Revision, changes
-from holdfast.rollout.status import Verdict, report, verdict
-from holdfast.rollout.trial import Traffic
+from holdfast.rollout.status import RolloutState, report, rollout_state
+from tests.rigs.worlds.rollout import Driver, World, part, revision
 
 FIRST, SECOND = revision(1, worker=part("a*2")), revision(2, worker=part("b*2"))
 
@@ -247,40 +246,6 @@ def test_a_worker_that_comes_and_goes_is_no_progress() -> None:
     assert driver.memory.why.startswith("worker-3 did not come to serve within 60 s")
 
 
-def test_an_older_wish_is_old_news() -> None:
-    """A look at a store that lags shows the revision before: it changes nothing."""
-    driver = in_place()
-    driver.wish = SECOND
-    list(driver.seconds(40))
-    look = driver.world.look(FIRST)
-    assert m.step(driver.memory, look, driver.now_s) == (driver.memory, ())
-
-
-def test_traffic_of_an_earlier_try_is_not_held_against_the_next() -> None:
-    """The last minute's failures of a set that nobody serves yet undo nothing."""
-    driver = in_place()
-    driver.world.traffic["b"] = Traffic(50, 40)
-    driver.wish = SECOND
-    list(driver.seconds(3))
-    assert driver.memory.phase is Phase.ROLLING
-
-
-def test_a_drain_may_take_longer_than_the_deadline() -> None:
-    """Streams that may take an hour to end are waited for, and nothing is called late meanwhile."""
-    long = {"drain_s": 3600.0, "last_drain_s": 3600.0, "deadline_s": 60.0}
-    driver = in_place(first=revision(1, worker=part("a*2", **long)))
-    driver.wish = revision(2, worker=part("b*2", **long))
-    list(driver.seconds(6))
-    for body in driver.world.bodies.values():
-        body.streams = 2000
-    list(driver.seconds(1000))
-    assert driver.memory.phase is Phase.ROLLING
-    for body in driver.world.bodies.values():
-        body.streams = 0
-    list(driver.seconds(30))
-    assert (driver.memory.phase, driver.memory.target.number) == (Phase.STEADY, 2)
-
-
 def test_who_does_not_end_makes_it_stuck_and_nothing_else() -> None:
     """An old worker that cannot be stopped is no reason to undo a revision that serves."""
     driver = in_place()
@@ -301,19 +266,19 @@ def test_every_phase_has_its_words() -> None:
     here = m.Memory(target=SECOND, stable=FIRST, wanted=2, why="it was bad", stuck="it is late")
     paused = structs.replace(SECOND, parts={"worker": part("b*2", paused=True)})
     cases = [
-        (structs.replace(here, phase=Phase.STEADY), Verdict.DONE),
-        (structs.replace(here, phase=Phase.ROLLING), Verdict.UNDER_WAY),
-        (structs.replace(here, phase=Phase.ROLLING, target=paused), Verdict.PAUSED),
-        (structs.replace(here, phase=Phase.ROLLING, whole_s=1.0), Verdict.UNDER_WAY),
-        (structs.replace(here, phase=Phase.STUCK), Verdict.STUCK),
-        (structs.replace(here, phase=Phase.UNDOING, target=FIRST, undone=2), Verdict.UNDER_WAY),
-        (structs.replace(here, phase=Phase.STUCK, target=FIRST, undone=2), Verdict.STUCK),
-        (structs.replace(here, phase=Phase.STEADY, target=FIRST, undone=2), Verdict.UNDONE),
+        (structs.replace(here, phase=Phase.STEADY), RolloutState.DONE),
+        (structs.replace(here, phase=Phase.ROLLING), RolloutState.UNDER_WAY),
+        (structs.replace(here, phase=Phase.ROLLING, target=paused), RolloutState.PAUSED),
+        (structs.replace(here, phase=Phase.ROLLING, whole_s=1.0), RolloutState.UNDER_WAY),
+        (structs.replace(here, phase=Phase.STUCK), RolloutState.STUCK),
+        (structs.replace(here, phase=Phase.UNDOING, target=FIRST, undone=2), RolloutState.UNDER_WAY),
+        (structs.replace(here, phase=Phase.STUCK, target=FIRST, undone=2), RolloutState.STUCK),
+        (structs.replace(here, phase=Phase.STEADY, target=FIRST, undone=2), RolloutState.UNDONE),
     ]
     lines = set()
     for memory, expected in cases:
         told = report(memory, look, 2.0)
-        assert (verdict(memory), told.verdict) == (expected, expected)
+        assert (rollout_state(memory), told.state) == (expected, expected)
         assert told.headline.startswith("revision 2 "), told.headline
         assert "\n" not in told.headline
         assert ("it was bad" in told.headline) is bool(memory.undone)
@@ -341,7 +306,7 @@ def test_what_goes_wrong_in_place_is_told_in_one_line(how: dict[str, object]) ->
     look.replicas["worker-2"] = structs.replace(look.replicas["worker-2"], weight=0.0, **how)
     memory, acts = m.step(driver.memory, look, driver.now_s)
     told = report(memory, look, driver.now_s)
-    assert (acts, told.verdict, told.is_done, told.is_unwell) == ((), Verdict.DONE, False, True)
+    assert (acts, told.state, told.is_done, told.is_unwell) == ((), RolloutState.DONE, False, True)
     assert told.headline.startswith("revision 1 is in place: worker 1 of 2; worker-2 ")
     assert told.headline.endswith("; the revision was in place before that, so nothing is undone")
     assert "\n" not in told.headline

@@ -10,12 +10,12 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from rollout_world import Driver, World
 
 from holdfast.rollout import machine as m
 from holdfast.rollout.replica import Stage
 from holdfast.rollout.revision import Part, Revision
 from holdfast.rollout.trial import Traffic
+from tests.rigs.worlds.rollout import Driver, World
 
 SETS = st.sampled_from("abcd")
 FATES = st.sampled_from(["good", "good", "crashes", "refused", "canary", "never", "errors", "breaker"])

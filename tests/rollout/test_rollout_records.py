@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec import structs
-from rollout_world import part, revision
 
 from holdfast.core.errors import UserError
 from holdfast.discovery.keys import DEPLOYMENTS, HISTORY, ROLLOUTS
@@ -38,7 +37,8 @@ from holdfast.rollout.records import (
 from holdfast.rollout.replica import Replica, Want
 from holdfast.rollout.revision import Part, Revision
 from holdfast.store.contract import VALUE_BYTES_MAX, Snapshot, Store, StoreUnavailable
-from served_store import served_store
+from tests.rigs.store.served import served_store
+from tests.rigs.worlds.rollout import part, revision
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.health import standing as s
 from holdfast.health.records import HealthRecord
-from holdfast.health.standing import Cause, Standing, Status
+from holdfast.health.standing import HealthCause, HealthStatus, WorkerStanding
 from holdfast.rollout.replica import Seen, Stage
 from holdfast.rollout.seeing import GRAVE, UNCHECKED, judged
 
@@ -14,16 +14,16 @@ SILENT = "canary no answer: nothing within 15 s"
 WORKER = Seen(service="worker", set_id="b", stage=Stage.SERVING, admitted=True)
 
 
-def record(*events: s.Event, spare: bool = False) -> HealthRecord:
+def record(*events: s.StandingEvent, spare: bool = False) -> HealthRecord:
     """A worker's record after events of its life, a second apart."""
-    standing, now_s = Standing(), 0.0
-    for event in (s.Present(1), *events):
+    standing, now_s = WorkerStanding(), 0.0
+    for event in (s.WorkerPresent(1), *events):
         now_s += 10.0
         standing, _ = s.step(standing, event, now_s)
     return HealthRecord(name="worker-3", standing=standing, spare=spare)
 
 
-def failed(at_s: float, failing: s.Failing = s.Failing.NO_ANSWER) -> s.CanaryFailed:
+def failed(at_s: float, failing: s.CanaryFailing = s.CanaryFailing.NO_ANSWER) -> s.CanaryFailed:
     return s.CanaryFailed(1, at_s, failing, "nothing within 15 s")
 
 
@@ -39,7 +39,7 @@ def test_a_first_canary_and_a_second() -> None:
 
 def test_a_breaker_that_is_open_is_told() -> None:
     """It is no trouble by itself: that is for who knows how the others fare."""
-    shut = judged(WORKER, record(s.CanaryPassed(1, 15.0), s.CanaryPassed(1, 25.0), s.Opened(1, "3 in a row")))
+    shut = judged(WORKER, record(s.CanaryPassed(1, 15.0), s.CanaryPassed(1, 25.0), s.BreakerOpened(1, "3 in a row")))
     assert (shut.weight, shut.trouble, shut.is_shut) == (0.0, "", True)
     assert not judged(WORKER, record(s.CanaryPassed(1, 15.0))).is_shut
 
@@ -56,13 +56,13 @@ def test_a_spare_counts() -> None:
     [
         ([failed(15.0)], ""),
         ([failed(15.0), failed(25.0), failed(35.0)], f"fails its canaries: 3 canaries in a row; {SILENT}"),
-        ([failed(15.0, s.Failing.WRONG)], "answers wrongly: canary wrong: nothing within 15 s"),
+        ([failed(15.0, s.CanaryFailing.WRONG)], "answers wrongly: canary wrong: nothing within 15 s"),
         ([s.ReportedFatal(1, "an illegal address")], "says that its engine cannot go on: an illegal address"),
-        ([s.Gone(1, "SIGKILL")], ""),
+        ([s.WorkerGone(1, "SIGKILL")], ""),
     ],
     ids=["one canary lost", "three in a row", "wrong", "its engine says so", "killed"],
 )
-def test_what_undoes_a_revision(events: list[s.Event], trouble: str) -> None:
+def test_what_undoes_a_revision(events: list[s.StandingEvent], trouble: str) -> None:
     """Canaries failing in a row, a wrong answer, an engine that gives up; not one that is lost, or a kill."""
     seen = judged(WORKER, record(*events))
     assert seen.trouble == trouble
@@ -79,5 +79,5 @@ def test_a_refused_card_comes_first() -> None:
 
 def test_what_is_grave_takes_all_traffic() -> None:
     """No cause undoes a revision that control itself lets serve."""
-    assert all(s.TABLE[cause][0] is Status.UNHEALTHY for cause in GRAVE)
-    assert Cause.DEVICE_LOST not in GRAVE
+    assert all(s.TABLE[cause][0] is HealthStatus.UNHEALTHY for cause in GRAVE)
+    assert HealthCause.DEVICE_LOST not in GRAVE

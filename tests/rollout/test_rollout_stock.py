@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from msgspec import structs
-from rollout_world import part, revision
 
 from holdfast.rollout.moves import move
 from holdfast.rollout.replica import CRASHES_MAX, Replica, Seen, Stage, Want
 from holdfast.rollout.revision import Revision
 from holdfast.rollout.stock import Stock
+from tests.rigs.worlds.rollout import part, revision
 
 
 def stock_of(target: Revision, before: Revision | None, there: list[tuple[str, str, Revision]]) -> Stock:

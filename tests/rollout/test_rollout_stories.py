@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from msgspec import structs
-from rollout_world import Driver, World, part
 
 from holdfast.rollout import machine as m
 from holdfast.rollout.revision import Part, Revision
 from holdfast.rollout.status import report
 from holdfast.rollout.trial import Traffic
-from transcript_book import must_go_as_written, transcripts
-
-TRANSCRIPTS = transcripts("rollout")
+from tests.rigs.transcripts import must_go_as_written, stories
+from tests.rigs.worlds.rollout import Driver, World, part
 
 
 def line_of(act: m.Act) -> str:
@@ -137,16 +134,11 @@ class Story:
 
     def do_status(self, _: str) -> None:
         told = report(self.driver.memory, self.driver.world.look(self.driver.wish), self.driver.now_s)
-        self.lines.append(f"  {self.driver.now_s:6.0f}  {told.verdict}: {told.headline}")
+        self.lines.append(f"  {self.driver.now_s:6.0f}  {told.state}: {told.headline}")
         self.lines += [f"          {service}" for service in told.services]
 
 
-@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
+@stories("rollout", least=25)
 def test_the_story_goes_as_written(path: Path) -> None:
     """Replaying what happens gives the same deeds and the same words, line for line."""
     must_go_as_written(path, Story)
-
-
-def test_the_stories_are_there() -> None:
-    """A folder without stories would pass silently."""
-    assert len(TRANSCRIPTS) >= 25

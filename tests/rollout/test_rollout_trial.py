@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from rollout_world import Driver, World, part, revision
 
 from holdfast.rollout import machine as m
-from holdfast.rollout.machine import Phase
 from holdfast.rollout.replica import Want
 from holdfast.rollout.trial import TRIAL_S, Traffic, Trial
+from tests.rigs.worlds.rollout import Driver, World, part, revision
 
 BAD, TRIED, WAITS = (True, False), (False, True), (False, False)
 
@@ -58,11 +57,6 @@ def leavers(driver: Driver) -> list[str]:
     return [name for name, one in driver.memory.replicas.items() if one.want is not Want.SERVE]
 
 
-def test_nobody_asks_and_nothing_is_waited_for() -> None:
-    """The first that counts is enough."""
-    assert leavers(tried_by({}, 6)) == ["worker-1"]
-
-
 def test_who_has_not_listened_does_not_take_it_for_nobody_asking() -> None:
     """A supervisor that was killed is followed by one that knows of no traffic yet: it waits until it does."""
     driver = tried_by({"a": Traffic(200, 0)})
@@ -72,19 +66,6 @@ def test_who_has_not_listened_does_not_take_it_for_nobody_asking() -> None:
     driver.world.traffic.clear()
     driver.step()
     assert leavers(driver) == ["worker-1"]
-
-
-def test_a_trial_is_no_delay_that_undoes_it() -> None:
-    """A deadline that is shorter than a trial stands still meanwhile, and the trial ends by itself."""
-    driver = Driver(World())
-    driver.wish = revision(1, worker=part("a*2", deadline_s=20.0))
-    list(driver.seconds(10))
-    driver.world.traffic["a"] = Traffic(200, 0)
-    driver.wish = revision(2, worker=part("b*2", deadline_s=20.0))
-    list(driver.seconds(int(TRIAL_S)))
-    assert (leavers(driver), driver.memory.phase) == ([], Phase.ROLLING)
-    list(driver.seconds(30))
-    assert (driver.memory.phase, driver.memory.target.number, driver.memory.undone) == (Phase.STEADY, 2, 0)
 
 
 def test_a_trial_goes_on_after_a_clock_that_was_ahead() -> None:
@@ -119,18 +100,3 @@ def test_a_breaker_that_opens_early_is_enough() -> None:
     why = "3 of 5 requests to the new worker failed (its rollout.errorPercentMax is 5)"
     assert (driver.memory.undone, driver.memory.why) == (2, why)
     assert not Trial(Traffic(5, 3), Traffic(10, 5), 5, is_shut=True).is_bad
-
-
-def test_a_revision_in_place_was_tried() -> None:
-    """Where nobody of the old set is left to try it beside, as in a swap, there is a way back until it was."""
-    driver = Driver(World(places={"worker": 1}))
-    driver.wish = revision(1, worker=part("a*1"))
-    list(driver.seconds(10))
-    driver.world.traffic["a"] = Traffic(200, 0)
-    driver.wish = revision(2, worker=part("b*1"))
-    list(driver.seconds(40))
-    assert set(driver.world.bodies) == {"worker-2"}
-    assert driver.memory.phase is Phase.ROLLING
-    driver.world.traffic["b"] = Traffic(30, 9)
-    list(driver.seconds(30))
-    assert (driver.memory.undone, driver.memory.phase) == (2, Phase.STEADY)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
-from rollout_world import Driver, World
 
 from holdfast.rollout.machine import NOTHING
 from holdfast.rollout.records import Wanted
@@ -15,6 +14,7 @@ from holdfast.rollout.wishes import is_gone, on_trial, revision_of, wish_of, wor
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.pods import pods
 from holdfast.spec.manifest.types import Manifest
+from tests.rigs.worlds.rollout import Driver, World
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 WORKER = """

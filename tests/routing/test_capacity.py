@@ -12,7 +12,6 @@ from msgspec import structs
 
 from holdfast.routing.capacity import (
     FRESH_S,
-    SLOW_SHARE_MIN,
     WINDOWS_MIN,
     Capacity,
     Carrier,
@@ -21,10 +20,8 @@ from holdfast.routing.capacity import (
     Rates,
     measure,
 )
-from holdfast.spec.levels import SloSettings as Slo
-from transcript_book import must_go_as_written, transcripts
-
-TRANSCRIPTS = transcripts("capacity")
+from holdfast.spec.health import SloSettings as Slo
+from tests.rigs.transcripts import must_go_as_written, stories
 
 SLO = Slo(ttft_ms=500.0, tpot_ms=50.0, requests_per_s=4.0)
 ANSWERS = Profile(prompt_tokens=100.0, answer_tokens=100.0)
@@ -88,12 +85,6 @@ def test_an_idle_deployment_is_whole(planned: int) -> None:
     assert ratio(*carriers[1:], planned=planned) == pytest.approx(1.0 - 1.0 / planned, abs=0.001)
 
 
-def test_a_little_traffic_is_no_proof_of_little_capacity() -> None:
-    """A quarter of the places in use, within the targets: the worker still counts as planned."""
-    carriers = [Carrier(f"w{number}", 1.0, places=8, meter=metered(2.0, pace_ms=20.0)) for number in range(4)]
-    assert ratio(*carriers) == 1.0
-
-
 def test_a_new_worker_is_taken_to_be_like_its_peers() -> None:
     """The median of the measured ones of its kind, not those of another kind, and not its share of the promise."""
     carriers = [Carrier(f"w{number}", 1.0, 8, metered(8.0, pace_ms=40.0), kind="a") for number in range(3)]
@@ -145,14 +136,6 @@ def test_kv_blocks_bound_the_streams(kv_blocks: int | None, streams: float) -> N
     carrier = Carrier("w", 1.0, 8, metered(8.0, pace_ms=40.0), kv_blocks=kv_blocks)
     assert carrier.streams_max(ANSWERS) == streams
     assert measure(SLO, ANSWERS, [carrier], 4, 0.0).rates.tokens_per_s == pytest.approx(streams / 0.04, rel=0.01)
-
-
-def test_a_pace_beyond_the_targets_counts_less_and_never_less_than_a_quarter() -> None:
-    """Slow workers carry less of what was promised; all of them slow is still service, and can show that it mended."""
-    seen = [ratio(*(Carrier("w", 1.0, 8, metered(8.0, pace)) for _ in range(4))) for pace in (50, 80, 110, 2000)]
-    assert seen == sorted(seen, reverse=True)
-    assert seen[0] > 1.0 > seen[2]
-    assert seen[3] == SLOW_SHARE_MIN
 
 
 @pytest.mark.parametrize("multiplier", [0.75, 0.5])
@@ -365,12 +348,7 @@ class Story:
         return [f"  {self.now_s:5.0f}  {capacity.ratio:.0%}: {capacity}"]
 
 
-@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda p: p.stem)
+@stories("capacity", least=3)
 def test_the_story_goes_as_written(path: Path) -> None:
     """Every transcript's answers are exactly those that are computed."""
     must_go_as_written(path, Story)
-
-
-def test_there_are_stories() -> None:
-    """The transcripts are found where they are kept."""
-    assert len(TRANSCRIPTS) >= 3

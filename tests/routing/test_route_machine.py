@@ -8,9 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.routing.prefixes import PREFIX_BLOCK_TOKENS
-from holdfast.routing.slots import Slot
-from holdfast.routing.table import YOUNG_S, RouteTable, Standing
+from holdfast.routing.table import PREFIX_BLOCK_TOKENS, YOUNG_S, PriorityClass, RouteSlot, RouteTable
 
 PICK = st.integers(0, 10_000)
 PROMPTS = [[1], [5] * 3 * PREFIX_BLOCK_TOKENS, [5] * 2 * PREFIX_BLOCK_TOKENS + [6] * PREFIX_BLOCK_TOKENS]
@@ -28,7 +26,7 @@ class Naive:
         self.aside_until_s = 0.0
         self.young_until_s = 0.0
         self.costs: list[int] = []
-        self.unproven: list[Standing] = []  # of those without a token yet
+        self.unproven: list[PriorityClass] = []  # of those without a token yet
         self.room: int | None = None  # None: as much as its places allow
 
     @property
@@ -36,10 +34,10 @@ class Naive:
         bound = self.capacity if self.admit_max is None else min(self.capacity, self.admit_max)
         return len(self.costs) >= bound or self.room == 0
 
-    def ready(self, standing: Standing = Standing.FRESH) -> bool:
-        if Standing.SUSPECT in self.unproven:
+    def ready(self, priority: PriorityClass = PriorityClass.FRESH) -> bool:
+        if PriorityClass.ON_TRIAL in self.unproven:
             return False
-        if standing is Standing.SUSPECT and (self.unproven or self.young_until_s):
+        if priority is PriorityClass.ON_TRIAL and (self.unproven or self.young_until_s):
             return False
         return self.present and self.routable and not self.aside_until_s and not self.full
 
@@ -48,11 +46,11 @@ class RouteMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.table = RouteTable(random.Random(1))
-        self.slots: dict[int, Slot] = {}
+        self.slots: dict[int, RouteSlot] = {}
         self.naive: dict[int, Naive] = {}
         self.now_s = 1.0
 
-    def pick(self, pick: int, *, present: bool = True) -> tuple[Slot, Naive] | None:
+    def pick(self, pick: int, *, present: bool = True) -> tuple[RouteSlot, Naive] | None:
         names = [name for name, naive in self.naive.items() if naive.present is present]
         if not names:
             return None
@@ -69,7 +67,7 @@ class RouteMachine(RuleBasedStateMachine):
     @rule(capacity=st.integers(0, 3))
     def add(self, capacity: int) -> None:
         name = len(self.slots)
-        self.slots[name], self.naive[name] = Slot(name, capacity), Naive(capacity)
+        self.slots[name], self.naive[name] = RouteSlot(name, capacity), Naive(capacity)
         self.table.add(self.slots[name])
 
     @rule(pick=PICK)
@@ -77,8 +75,8 @@ class RouteMachine(RuleBasedStateMachine):
         """As the pool does it: its requests are given back before it goes."""
         if found := self.pick(pick):
             slot, naive = found
-            for standing in naive.unproven:
-                self.table.settle(slot, standing)
+            for priority in naive.unproven:
+                self.table.mark_proven(slot, priority)
             for cost in naive.costs:
                 self.table.give_back(slot, cost)
             self.table.remove(slot)
@@ -93,7 +91,7 @@ class RouteMachine(RuleBasedStateMachine):
     @rule(pick=PICK)
     def begins(self, pick: int) -> None:
         if found := self.pick(pick):
-            self.table.begins(found[0], self.now_s)
+            self.table.mark_young(found[0], self.now_s)
             found[1].young_until_s = self.now_s + YOUNG_S
 
     @rule(pick=PICK)
@@ -111,7 +109,7 @@ class RouteMachine(RuleBasedStateMachine):
     @rule(pick=PICK)
     def passes(self, pick: int) -> None:
         if found := self.pick(pick):
-            assert self.table.passes(found[0]) is (found[1].room != 0)
+            assert self.table.leave_line(found[0]) is (found[1].room != 0)
             found[1].room = found[1].room and None
 
     @rule(
@@ -134,7 +132,7 @@ class RouteMachine(RuleBasedStateMachine):
     @rule(pick=PICK)
     def forgive(self, pick: int) -> None:
         if found := self.pick(pick):
-            self.table.forgive(found[0])
+            self.table.clear_faults(found[0])
             found[1].aside_until_s, found[1].room = 0.0, None
 
     @rule(seconds=st.sampled_from([0.1, 0.5, 3.0, 20.0]))
@@ -149,31 +147,31 @@ class RouteMachine(RuleBasedStateMachine):
         for naive in grown:
             naive.young_until_s = 0.0
 
-    @rule(prompt=st.sampled_from(PROMPTS), cost=st.integers(1, 500), standing=st.sampled_from(Standing))
-    def choose_and_take(self, prompt: list[int], cost: int, standing: Standing) -> None:
-        slot = self.table.choose(prompt, standing)
-        ready = [name for name, naive in self.naive.items() if naive.ready(standing)]
+    @rule(prompt=st.sampled_from(PROMPTS), cost=st.integers(1, 500), priority=st.sampled_from(PriorityClass))
+    def choose_and_take(self, prompt: list[int], cost: int, priority: PriorityClass) -> None:
+        slot = self.table.choose(prompt, priority)
+        ready = [name for name, naive in self.naive.items() if naive.ready(priority)]
         assert (slot is None) is (not ready)
-        assert self.table.has_place(standing) is bool(ready)
+        assert self.table.has_place(priority) is bool(ready)
         if slot is not None:
             assert slot.name in ready
-            self.table.take(slot, cost, prompt, standing)
+            self.table.assign(slot, cost, prompt, priority)
             naive = self.naive[slot.name]
             naive.costs.append(cost)
-            naive.unproven.append(standing)
+            naive.unproven.append(priority)
             naive.room = None if naive.room is None else naive.room - 1
 
     @rule(pick=PICK)
     def first_token(self, pick: int) -> None:
         if (found := self.pick(pick)) and found[1].unproven:
-            self.table.settle(found[0], found[1].unproven.pop())
+            self.table.mark_proven(found[0], found[1].unproven.pop())
 
     @rule(pick=PICK, finished=st.booleans())
     def give_back(self, pick: int, finished: bool) -> None:
         if (found := self.pick(pick)) and len(found[1].costs) > len(found[1].unproven):
             self.table.give_back(found[0], found[1].costs.pop())
             if finished:
-                self.table.praise(found[0])
+                self.table.forget_failures(found[0])
 
     @invariant()
     def counts_are_right(self) -> None:
@@ -183,7 +181,7 @@ class RouteMachine(RuleBasedStateMachine):
             assert slot.outstanding == sum(naive.costs)
             assert slot.inflight >= 0
             assert slot.unproven == len(naive.unproven)
-            assert slot.trial is (Standing.SUSPECT in naive.unproven)
+            assert slot.trial is (PriorityClass.ON_TRIAL in naive.unproven)
 
     @invariant()
     def ready_list_is_right(self) -> None:

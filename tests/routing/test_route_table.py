@@ -7,14 +7,16 @@ from collections import Counter
 
 import pytest
 
-from holdfast.routing import prefixes as prefixes_module
-from holdfast.routing.prefixes import PREFIX_BLOCK_TOKENS, PREFIX_BLOCKS_MAX, prefix_keys
-from holdfast.routing.slots import Slot
+from holdfast.routing import table as prefixes_module
 from holdfast.routing.table import (
     ASIDE_S_MAX,
     ASIDE_S_MIN,
     OUTPUT_TOKENS_ASSUMED_MAX,
+    PREFIX_BLOCK_TOKENS,
+    PREFIX_BLOCKS_MAX,
+    RouteSlot,
     RouteTable,
+    prefix_keys,
     request_cost,
 )
 
@@ -24,13 +26,13 @@ LONG = list(range(10 * PREFIX_BLOCK_TOKENS))
 def make_table(count: int, capacity: int = 1000, seed: int = 1) -> RouteTable:
     table = RouteTable(random.Random(seed))
     for name in range(1, count + 1):
-        slot = Slot(name, capacity)
+        slot = RouteSlot(name, capacity)
         table.add(slot)
         table.update(slot, routable=True)
     return table
 
 
-class CountingSlot(Slot):
+class CountingSlot(RouteSlot):
     """Counts how often its load is looked at."""
 
     __slots__ = ("looks",)
@@ -57,7 +59,7 @@ def slots_looked_at(workers: int, choices: int) -> float:
     for _ in range(choices):
         chosen = table.choose(LONG)
         assert chosen is not None
-        table.take(chosen, 10, LONG)
+        table.assign(chosen, 10, LONG)
         table.give_back(chosen, 10)
     return sum(slot.looks for slot in slots) / choices
 
@@ -73,7 +75,7 @@ def test_two_choices_keep_load_even() -> None:
     for _ in range(10_000):
         slot = table.choose([1])
         assert slot is not None
-        table.take(slot, 10, [1])
+        table.assign(slot, 10, [1])
     loads = [slot.inflight for slot in table.slots.values()]
     assert sum(loads) == 10_000
     assert max(loads) - 100 <= 5
@@ -83,9 +85,9 @@ def test_load_is_outstanding_tokens_not_requests() -> None:
     """Of two workers the one with one huge request is fuller than the one with three small ones."""
     table = make_table(2)
     one, two = table.slots.values()
-    table.take(one, 30_000, [1])
+    table.assign(one, 30_000, [1])
     for _ in range(3):
-        table.take(two, 100, [1])
+        table.assign(two, 100, [1])
     assert table.choose([1]) is two
 
 
@@ -93,7 +95,7 @@ def test_the_worker_that_knows_the_prefix_is_preferred_up_to_its_credit() -> Non
     """Credit is the matched tokens: less load than that ahead and it wins, more and it loses."""
     table = make_table(50)
     affine = table.slots[7]
-    table.take(affine, 0, LONG)
+    table.assign(affine, 0, LONG)
     credit = len(LONG)
     for extra, wins in ((credit, True), (credit + 1, False)):
         affine.outstanding = extra
@@ -105,7 +107,7 @@ def test_a_part_of_the_prefix_gives_a_part_of_the_credit() -> None:
     """Two blocks in common are two blocks of credit."""
     table = make_table(50)
     affine = table.slots[7]
-    table.take(affine, 0, LONG)
+    table.assign(affine, 0, LONG)
     shared = [*LONG[: 2 * PREFIX_BLOCK_TOKENS], *([9] * 5 * PREFIX_BLOCK_TOKENS)]
     affine.outstanding = 2 * PREFIX_BLOCK_TOKENS
     assert table.choose(shared) is affine
@@ -119,7 +121,7 @@ def test_remembered_prefixes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     table = make_table(1)
     slot = table.slots[1]
     for number in range(100):
-        table.take(slot, 0, [number] * PREFIX_BLOCK_TOKENS)
+        table.assign(slot, 0, [number] * PREFIX_BLOCK_TOKENS)
         table.give_back(slot, 0)
     assert len(table._prefixes) == 20
     assert all(key in table._prefixes for key in prefix_keys([99] * PREFIX_BLOCK_TOKENS))
@@ -150,7 +152,7 @@ def test_failing_again_doubles_the_time_aside_up_to_a_bound() -> None:
         assert table.tick(now_s)
     assert times == [0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
     assert max(times) == ASIDE_S_MAX
-    table.praise(slot)
+    table.forget_failures(slot)
     table.set_aside(slot, now_s)
     assert slot.aside_until_s - now_s == ASIDE_S_MIN
 
@@ -160,8 +162,8 @@ def test_one_name_is_one_worker() -> None:
     of that name changes nothing."""
     table = make_table(1)
     with pytest.raises(AssertionError):
-        table.add(Slot(1, 5))
-    table.remove(Slot(1, 5))
+        table.add(RouteSlot(1, 5))
+    table.remove(RouteSlot(1, 5))
     assert table.choose([1]) is table.slots[1]
     with pytest.raises(AssertionError):
         table.give_back(table.slots[1], 0)
@@ -187,7 +189,7 @@ def test_a_prefix_is_hashed_once_for_all_choices_of_a_request(monkeypatch: pytes
     for _ in range(128):
         slot = table.choose(LONG)
         assert slot is not None
-        table.take(slot, 10, LONG)
+        table.assign(slot, 10, LONG)
     table.choose(list(LONG))  # another request's prompt
     assert hashed == [len(LONG), len(LONG)]
 
@@ -196,9 +198,9 @@ def test_affinity_never_overrides_readiness() -> None:
     """The worker that knows the prefix is passed over while it is full, aside or not routable."""
     table = make_table(3, capacity=2)
     affine = table.slots[2]
-    table.take(affine, 0, LONG)
+    table.assign(affine, 0, LONG)
     assert table.choose(LONG) is affine
-    table.take(affine, 0, LONG)
+    table.assign(affine, 0, LONG)
     assert table.choose(LONG) is not affine
     table.give_back(affine, 0)
     assert table.choose(LONG) is affine
@@ -230,14 +232,14 @@ def share_of_one(workers: int, under_way: int, weight: float) -> tuple[float, fl
     """Of 20,000 requests, of which so many run at once: what a worker of this weight gets, and each of the others."""
     table, rng = make_table(workers), random.Random(2)
     table.update(table.slots[1], routable=True, weight=weight)
-    running: list[tuple[Slot, int]] = []
+    running: list[tuple[RouteSlot, int]] = []
     taken: Counter[int] = Counter()
     for _ in range(20_000):
         if running and len(running) >= under_way:
             table.give_back(*running.pop(rng.randrange(len(running))))
         slot, cost = table.choose([1]), rng.randrange(50, 500)
         assert slot is not None
-        table.take(slot, cost, [1])
+        table.assign(slot, cost, [1])
         taken[slot.name] += 1
         running.append((slot, cost))
     one = taken.pop(1)
@@ -271,7 +273,7 @@ def test_a_known_prefix_does_not_undo_a_weight() -> None:
     """Every second request goes elsewhere, though it alone knows the prefix."""
     table = make_table(4)
     known = table.slots[3]
-    table.take(known, 0, LONG)
+    table.assign(known, 0, LONG)
     table.update(known, routable=True, weight=0.5)
     taken = Counter(table.choose(LONG).name for _ in range(1000))  # type: ignore[union-attr]
     assert 400 < taken[3] < 600

@@ -10,16 +10,23 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.routing.capacity import Capacity, Carrier, Profile, measure
-from holdfast.routing.spares import FLAP_S, PATIENCE_MAX, SHORT_NEAR_S, Looked, Member, Reserve, Spared
-from holdfast.spec.levels import SloSettings, SpareSettings
-from transcript_book import must_go_as_written, transcripts
+from holdfast.routing.spares import (
+    FLAP_S,
+    PATIENCE_MAX,
+    SHORT_NEAR_S,
+    Reserve,
+    SpareCandidate,
+    SpareChanged,
+    SparesLooked,
+)
+from holdfast.spec.health import SloSettings, SpareSettings
+from tests.rigs.transcripts import must_go_as_written, stories
 
-TRANSCRIPTS = transcripts("spares")
 PROFILE = Profile(100.0, 100.0)
 SLO = SloSettings(requests_per_s=10.0)
 
 
-def capacity_of(members: list[Member], planned: int, slo: SloSettings = SLO, factor: float = 1.0) -> Capacity:
+def capacity_of(members: list[SpareCandidate], planned: int, slo: SloSettings = SLO, factor: float = 1.0) -> Capacity:
     """What those that serve carry, each a share of the promise times `factor`."""
     there = [Carrier(one.name, one.weight, 8) for one in members if not one.spare]
     found = measure(slo, PROFILE, there, planned, 0.0)
@@ -32,16 +39,16 @@ class Set:
     """Workers and their reserve; whoever becomes a spare is one at once."""
 
     reserve: Reserve
-    members: list[Member]
+    members: list[SpareCandidate]
     now_s: float = 0.0
     slo: SloSettings = SLO
     factor: float = 1.0  # what a worker carries, of its share
     level: int = 0
     whole: bool = True
 
-    def look(self) -> list[Spared]:
+    def look(self) -> list[SpareChanged]:
         capacity = capacity_of(self.members, max(1, self.reserve.serving), self.slo, self.factor)
-        found = self.reserve.step(Looked(self.members, capacity, self.level, self.whole), self.now_s)
+        found = self.reserve.step(SparesLooked(self.members, capacity, self.level, self.whole), self.now_s)
         for one in found:
             self.weigh(one.name, spare=one.spare)
         return list(found)
@@ -55,7 +62,7 @@ class Set:
     def returns(self, name: str) -> None:
         self.weigh(name, weight=1.0, sound=True)
 
-    def run(self, seconds: float) -> list[Spared]:
+    def run(self, seconds: float) -> list[SpareChanged]:
         """Two looks a second."""
         found = []
         for _ in range(round(seconds * 2)):
@@ -69,7 +76,7 @@ class Set:
 
 
 def a_set(workers: int, spares: str, *, planned: int | None = None) -> Set:
-    members = [Member(f"w{number:02}", 1.0, True) for number in range(1, workers + 1)]
+    members = [SpareCandidate(f"w{number:02}", 1.0, True) for number in range(1, workers + 1)]
     return Set(Reserve(SpareSettings(spares), workers if planned is None else planned), members)
 
 
@@ -108,9 +115,9 @@ def test_a_spare_serves_at_the_first_look_after_a_fall() -> None:
         them.run(5)
         assert them.spares == ["w09", "w10"]
         them.falls("w03")
-        assert them.look() == [Spared("w09", False, "7 of 8 workers serve")]
+        assert them.look() == [SpareChanged("w09", False, "7 of 8 workers serve")]
         them.falls("w04")
-        assert them.look() == [Spared("w10", False, "7 of 8 workers serve")]
+        assert them.look() == [SpareChanged("w10", False, "7 of 8 workers serve")]
         them.falls("w05")
         assert them.look() == []
 
@@ -128,7 +135,7 @@ def test_a_waking_standby_is_waited_for() -> None:
     them = a_set(10, "1")
     them.run(5)
     them.falls("w01")
-    them.members.append(Member("group of w01", 1.0, False))
+    them.members.append(SpareCandidate("group of w01", 1.0, False))
     assert them.look() == []
 
 
@@ -171,7 +178,7 @@ def test_it_is_put_by_again_when_all_is_back_and_has_been_for_a_while() -> None:
     for one in them.members:
         them.weigh(one.name, running=0 if one.name == "w04" else 5)
     assert them.run(60) == []
-    assert them.run(1) == [Spared("w04", True, "9 of 10 workers serve, which is enough")]
+    assert them.run(1) == [SpareChanged("w04", True, "9 of 10 workers serve, which is enough")]
 
 
 def test_each_time_it_was_needed_soon_after_the_wait_is_twice_as_long() -> None:
@@ -213,9 +220,9 @@ def test_those_that_come_are_put_by_at_once_until_the_reserve_was_full() -> None
     """At the start nobody's traffic is taken, so nothing is waited for."""
     them = a_set(8, "2", planned=10)
     assert them.run(5) == []
-    them.members.append(Member("w09", 1.0, True))
+    them.members.append(SpareCandidate("w09", 1.0, True))
     assert [one.spare for one in them.run(1)] == [True]
-    them.members.append(Member("w10", 1.0, True))
+    them.members.append(SpareCandidate("w10", 1.0, True))
     assert [one.spare for one in them.run(1)] == [True]
     taken_over = Reserve(SpareSettings("2"), 10, begun=True)
     them = Set(taken_over, [replace(one, spare=False) for one in them.members])
@@ -254,7 +261,7 @@ def test_what_always_holds(workers: int, spares: str, story: list[tuple[float, i
             case "leaves":
                 them.members = [one for one in them.members if one.name != name]
             case "comes" if name not in there:
-                them.members.append(Member(name, 1.0, True))
+                them.members.append(SpareCandidate(name, 1.0, True))
             case "slow" | "fast":
                 them.factor = 0.8 if what == "slow" else 1.3
             case "level" | "quiet":
@@ -264,7 +271,7 @@ def test_what_always_holds(workers: int, spares: str, story: list[tuple[float, i
     for who in range(max(8, workers)):
         them.returns(f"w{who + 1:02}")
         if f"w{who + 1:02}" not in {one.name for one in them.members}:
-            them.members.append(Member(f"w{who + 1:02}", 1.0, True))
+            them.members.append(SpareCandidate(f"w{who + 1:02}", 1.0, True))
     for _ in range(9):
         them.now_s += PATIENCE_MAX * 60.0
         must_hold(them)
@@ -305,7 +312,7 @@ class Story:
         word, *words = command.split()
         return list(getattr(self, f"do_{word}")(*words))
 
-    def told(self, found: list[Spared]) -> list[str]:
+    def told(self, found: list[SpareChanged]) -> list[str]:
         at = f"  {self.them.now_s:6.1f}  "
         return [f"{at}{one.name} {'is put by' if one.spare else 'serves'}: {one.reason}" for one in found]
 
@@ -336,12 +343,7 @@ class Story:
         return [f"          {self.them.reserve.serving} of {self.them.reserve.size} should serve; in reserve: {spares}"]
 
 
-@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda p: p.stem)
+@stories("spares", least=2)
 def test_the_story_goes_as_written(path: Path) -> None:
     """Every transcript's answers are exactly those the machine gives."""
     must_go_as_written(path, Story)
-
-
-def test_there_are_stories() -> None:
-    """The transcripts are found where they are kept."""
-    assert len(TRANSCRIPTS) >= 2

@@ -44,7 +44,7 @@ def test_a_line_without_places_refuses_everyone_and_one_without_a_bound_nobody()
     assert TierLine[int](0).join(1, Tier.PREMIUM, 0.0) == 1
     endless: TierLine[int] = TierLine(None)
     assert [endless.join(item, Tier.BEST_EFFORT, 0.0) for item in range(3000)] == [None] * 3000
-    assert repr(endless) == "<TierLine of None: 0 premium, 0 standard, 3000 best_effort>"
+    assert len(endless) == 3000
 
 
 class LineMachine(RuleBasedStateMachine):

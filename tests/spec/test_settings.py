@@ -11,8 +11,8 @@ import pytest
 from holdfast.core.errors import UserError
 from holdfast.spec.deployment import DeploymentSpec
 from holdfast.spec.engines import ENGINES, Place, SimSettings, refuse_idle
+from holdfast.spec.health import SpareSettings
 from holdfast.spec.launch import ControlLaunch, FrontendLaunch, WorkerLaunch
-from holdfast.spec.levels import SpareSettings
 from holdfast.spec.settings import Setting, all_settings, filled
 
 CONFIGURATION = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -105,7 +105,7 @@ def test_the_docs_list_every_option_as_it_is() -> None:
         line(setting)
         for command, pattern in zip(COMMANDS, PATTERNS, strict=True)
         for setting in all_settings(pattern)
-        if setting.commands and command == setting.commands[0] and not setting.extra.get("hidden")
+        if setting.commands and command == setting.commands[0]
     }
     listed = {found for found in CONFIGURATION.read_text().splitlines() if found.startswith("| `--")}
     assert listed == offered, "\n".join(sorted(offered - listed))

@@ -8,9 +8,8 @@ import pytest
 
 from holdfast.core.errors import UserError
 from holdfast.spec.deployment import DeploymentSpec, ranks_of
-from holdfast.spec.engines import TorchSettings, VllmSettings
+from holdfast.spec.engines import TorchSettings, VllmSettings, ranks_in
 from holdfast.spec.launch import WorkerLaunch
-from holdfast.spec.vllm_words import ranks_in
 
 
 @pytest.mark.parametrize(

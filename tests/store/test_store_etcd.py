@@ -13,7 +13,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-from store_rigs import (
+
+from holdfast.store.contract import Deleted, Put, Snapshot, StoreUnavailable
+from holdfast.store.etcd_client import EtcdSettings, EtcdStore, range_end
+from holdfast.testing import waiting
+from tests.rigs.store.stores import (
     BOUND_S,
     ETCD_TTL_S,
     EtcdRig,
@@ -25,11 +29,6 @@ from store_rigs import (
     until_snapshot,
     upcoming,
 )
-
-from holdfast.store.contract import Deleted, Put, Snapshot, StoreUnavailable
-from holdfast.store.etcd_client import EtcdSettings, EtcdStore
-from holdfast.store.etcd_watch import range_end
-from holdfast.testing import waiting
 
 pytestmark = pytest.mark.processes
 

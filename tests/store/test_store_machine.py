@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from holdfast.store import messages as m
-from holdfast.store.machine import DEFAULT_LIMITS, Effects, Limits, StoreMachine
-from holdfast.wire.frames import encode
+from holdfast.store.machine import DEFAULT_LIMITS, Effects, StoreLimits, StoreMachine
 
 KEYS = st.sampled_from(["a", "a/1", "a/2", "b/1", "b/é"])
 PREFIXES = st.sampled_from(["", "a", "a/", "b/", "c"])
@@ -139,7 +138,7 @@ TestStoreModel = StoreModel.TestCase
 TestStoreModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def greeted(limits: Limits = DEFAULT_LIMITS) -> StoreMachine:
+def greeted(limits: StoreLimits = DEFAULT_LIMITS) -> StoreMachine:
     machine = StoreMachine({}, limits)
     machine.connect(1)
     machine.handle(1, m.Hello(m.VERSION))
@@ -151,22 +150,9 @@ def only(effects: Effects) -> m.ToClient:
     return send.message
 
 
-def test_first_message_must_be_hello_of_our_version() -> None:
-    """Whoever does not say Hello, or says it in another version, is refused with the cause."""
-    machine = StoreMachine({})
-    machine.connect(1)
-    refused = only(machine.handle(1, m.Ping()))
-    assert isinstance(refused, m.Refused)
-    assert refused.code == "NoHello"
-    refused = only(machine.handle(1, m.Hello(m.VERSION + 1)))
-    assert isinstance(refused, m.Refused)
-    assert refused.code == "WrongVersion"
-    assert str(m.VERSION + 1) in refused.reason
-
-
 def test_a_full_store_refuses_growth_only() -> None:
     """At its limits a store takes no new key and no larger value, but lets keys shrink and go."""
-    machine = greeted(Limits(keys_max=2, bytes_max=10))
+    machine = greeted(StoreLimits(keys_max=2, bytes_max=10))
     assert only(machine.handle(1, m.PutKey(1, "a", b"1234", True))) == m.Done(1)
     assert only(machine.handle(1, m.PutKey(2, "b", b"123", True))) == m.Done(2)
     assert isinstance(only(machine.handle(1, m.PutKey(3, "c", b"", True))), m.Failed)
@@ -180,7 +166,7 @@ def test_a_full_store_refuses_growth_only() -> None:
 
 def test_limits_of_keys_values_and_watches_are_the_servers_too() -> None:
     """A client that does not check its own limits is refused, and the reason names the field."""
-    machine = greeted(Limits(watches_per_connection_max=1))
+    machine = greeted(StoreLimits(watches_per_connection_max=1))
     for message, field in [
         (m.PutKey(1, "", b"", True), "key"),
         (m.PutKey(1, "k" * 513, b"", True), "key"),
@@ -192,15 +178,3 @@ def test_limits_of_keys_values_and_watches_are_the_servers_too() -> None:
         assert refused.reason.startswith(field)
     assert isinstance(only(machine.handle(1, m.WatchPrefix(1, ""))), m.WatchItems)
     assert isinstance(only(machine.handle(1, m.WatchPrefix(2, ""))), m.Refused)
-
-
-def test_large_snapshots_come_in_parts() -> None:
-    """Each part fits a frame; only the last is marked; together they are everything."""
-    machine = greeted()
-    items = {f"k{index}": b"v" * 700_000 for index in range(7)}
-    for key, value in items.items():
-        machine.handle(1, m.PutKey(1, key, value, True))
-    parts = [send.message for send in machine.handle(1, m.WatchPrefix(1, "")).sends]
-    assert all(len(encode(part)) < 3 * 1024 * 1024 for part in parts)
-    assert [part.last for part in parts] == [False] * (len(parts) - 1) + [True]  # type: ignore[union-attr]
-    assert dict(pair for part in parts for pair in part.items) == items  # type: ignore[union-attr]

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from store_rigs import BOUND_S, EmbeddedRig, end, has, refused, registered, unavailable, until_snapshot, upcoming
 
 from holdfast.core.address import UnixAddress, parse_address
 from holdfast.core.errors import UserError
@@ -21,14 +20,24 @@ from holdfast.store import client as store_client
 from holdfast.store import messages as m
 from holdfast.store.client import EmbeddedStore
 from holdfast.store.contract import Lost, Snapshot
-from holdfast.store.durable import DurableFile
-from holdfast.store.machine import Limits
+from holdfast.store.machine import StoreLimits
 from holdfast.store.opening import open_store
-from holdfast.store.server import ServerSettings, StoreServer
+from holdfast.store.server import DurableFile, ServerSettings, StoreServer
 from holdfast.store.shared import LeasedKey
 from holdfast.testing.waiting import until
 from holdfast.wire.frames import FRAME_BYTES_MAX, FrameSplitter, encode, frame
 from holdfast.wire.net import SocketNetwork
+from tests.rigs.store.stores import (
+    BOUND_S,
+    EmbeddedRig,
+    end,
+    has,
+    refused,
+    registered,
+    unavailable,
+    until_snapshot,
+    upcoming,
+)
 
 
 class Inside:
@@ -88,7 +97,7 @@ async def test_a_receiver_that_does_not_read_costs_little_and_catches_up(inside:
     for index in range(300):
         await writer.put("s/1", bytes([index % 256]) * 50_000, BOUND_S)
     (peer,) = [peer for peer in inside.server._peers.values() if peer._blocked]
-    assert peer._transport.get_write_buffer_size() < 512 * 1024
+    assert peer.transport.get_write_buffer_size() < 512 * 1024
     view: dict[str, bytes] = {}
     splitter, snapshots = FrameSplitter(), 0
     async with asyncio.timeout(BOUND_S):
@@ -109,15 +118,13 @@ async def test_requests_wait_while_answers_are_not_read(inside: Inside) -> None:
     await writer.put("s/1", b"v" * 1_000_000, BOUND_S)
     sock = await inside.raw()
     loop = asyncio.get_running_loop()
-    sending = asyncio.create_task(
-        loop.sock_sendall(sock, b"".join(encode(m.Get(call, "s/1")) for call in range(200)))
-    )
+    sending = asyncio.create_task(loop.sock_sendall(sock, b"".join(encode(m.Get(call, "s/1")) for call in range(200))))
     await writer.get("s/1", BOUND_S)
     async with asyncio.timeout(BOUND_S):
         while not any(peer._blocked for peer in inside.server._peers.values()):
             await writer.get("s/1", BOUND_S)
     (peer,) = [peer for peer in inside.server._peers.values() if peer._blocked]
-    assert peer._transport.get_write_buffer_size() < 4_000_000
+    assert peer.transport.get_write_buffer_size() < 4_000_000
     splitter, answers = FrameSplitter(), 0
     async with asyncio.timeout(BOUND_S):
         while answers < 200:
@@ -141,7 +148,7 @@ async def test_a_refused_registration_is_told_once_and_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full store refuses it at every tick, which the log says once; with room again it is there."""
-    inside = Inside(tmp_path, ServerSettings(Limits(keys_max=1)))
+    inside = Inside(tmp_path, ServerSettings(StoreLimits(keys_max=1)))
     await inside.server.start()
     client, other = await inside.client(), await inside.client()
     held = await registered(other, "k/1", b"first")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from streams_rig import Cluster, Worker
-
 from holdfast.core.tiers import Tier
-from holdfast.health.standing import Status
+from holdfast.health.standing import HealthStatus
 from holdfast.routing.degradation import RULES
 from holdfast.wire.messages import Generate
+from tests.rigs.worlds.streams import Cluster, Worker
 
 
 def bounds(worker: Worker) -> list[int]:
@@ -117,7 +116,7 @@ def test_a_drain_goes_on_while_some_wait_who_may_not_have_every_place() -> None:
     assert len(moving) == 2, "two each, and one waits"
     for name in moving:
         slow.say(name, [1])
-    slow.judged(Status.DRAINING)
+    slow.judged(HealthStatus.DRAINING)
     cluster.wait(0.2)
     assert not slow.link.streams
     assert set(moving) < other.numbers.keys()
@@ -132,7 +131,7 @@ def test_a_stream_that_was_handed_over_in_vain_goes_on_where_it_was() -> None:
     client = cluster.ask("s")
     slow, other = (a, b) if "s" in a.numbers else (b, a)
     slow.say("s", [1, 2])
-    slow.judged(Status.DRAINING)
+    slow.judged(HealthStatus.DRAINING)
     cluster.wait(0.1)
     other.turn_away("s")
     assert len(slow.link.streams) == 1
@@ -155,12 +154,12 @@ def test_one_that_fell_meanwhile_gets_nothing_back() -> None:
         cluster.ask("s")
         slow, other = (a, b) if "s" in a.numbers else (b, a)
         slow.say("s", [1, 2])
-        slow.judged(Status.DRAINING)
+        slow.judged(HealthStatus.DRAINING)
         cluster.wait(0.1)
         if gone:
             slow.die()
         else:
-            slow.judged(Status.UNHEALTHY, fall=1)
+            slow.judged(HealthStatus.UNHEALTHY, fall=1)
         other.turn_away("s")
         assert not slow.link.streams
         assert len(cluster.set().holds) == 1

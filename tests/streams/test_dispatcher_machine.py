@@ -11,15 +11,15 @@ import itertools
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from streams_rig import Client, Cluster, Worker
 
 from holdfast.core.errors import RESUMABLE, Code
 from holdfast.core.tiers import Tier
-from holdfast.health.standing import FALLEN, Status
+from holdfast.health.standing import FALLEN, HealthStatus
 from holdfast.routing.degradation import RULES
-from holdfast.routing.table import Standing
+from holdfast.routing.table import PriorityClass
 from holdfast.spec.waits import HoldSettings
 from holdfast.wire.messages import Generate
+from tests.rigs.worlds.streams import Client, Cluster, Worker
 
 TOKENS_MAX = 6
 PICK = st.integers(0, 10_000)
@@ -107,9 +107,9 @@ class DispatcherMachine(RuleBasedStateMachine):
         """Other frontends have its places. Whoever ran nowhere yet has still not failed."""
         worker, client = self.running()[pick % len(self.running())]
         if client.flight.first_output:
-            before = (client.ledger.resumed, client.ledger.barren, client.ledger.deaths)
+            before = (client.ledger.resumed, client.ledger.empty_attempts, client.ledger.deaths)
             worker.turn_away(client.name)
-            assert (client.ledger.resumed, client.ledger.barren, client.ledger.deaths) == before
+            assert (client.ledger.resumed, client.ledger.empty_attempts, client.ledger.deaths) == before
 
     @precondition(lambda self: self.living())
     @rule(pick=PICK, places=st.integers(1, 3))
@@ -154,15 +154,17 @@ class DispatcherMachine(RuleBasedStateMachine):
         worker.route(routable=not worker.link.draining, admit_max=admit_max)
 
     @precondition(lambda self: self.living())
-    @rule(pick=PICK, status=st.sampled_from(Status), spare=st.sampled_from([False, False, True]))
-    def control_decides(self, pick: int, status: Status, spare: bool) -> None:
+    @rule(pick=PICK, status=st.sampled_from(HealthStatus), spare=st.sampled_from([False, False, True]))
+    def control_decides(self, pick: int, status: HealthStatus, spare: bool) -> None:
         """A verdict of any kind; what it takes from a worker costs no stream an attempt."""
         worker = self.living()[pick % len(self.living())]
-        before = {client.name: (client.ledger.barren, client.ledger.deaths) for client in self.cluster.clients.values()}
+        ledgers = {client.name: client.ledger for client in self.cluster.clients.values()}
+        before = {name: (ledger.empty_attempts, ledger.deaths) for name, ledger in ledgers.items()}
         worker.judged(status, fall=worker.link.share.fall + (status in FALLEN), spare=spare)
         for name, counts in before.items():
             ledger = self.cluster.clients[name].ledger
-            assert all(now <= then for now, then in zip((ledger.barren, ledger.deaths), counts, strict=True)), name
+            after = (ledger.empty_attempts, ledger.deaths)
+            assert all(now <= then for now, then in zip(after, counts, strict=True)), name
 
     @rule(pick=PICK, token=st.integers(0, 5))
     def an_old_attempt_speaks(self, pick: int, token: int) -> None:
@@ -221,24 +223,24 @@ class DispatcherMachine(RuleBasedStateMachine):
             assert slot.inflight == len(streams) <= worker.places
             unproven = [flight for flight in streams.values() if flight.first_output]
             assert slot.unproven == len(unproven)
-            assert slot.trial is any(flight.standing is Standing.SUSPECT for flight in unproven)
+            assert slot.trial is any(flight.priority is PriorityClass.ON_TRIAL for flight in unproven)
             assert slot.outstanding == sum(flight.cost for flight in streams.values())
 
     @invariant()
     def nobody_waits_for_a_free_place(self) -> None:
         for workers in self.cluster.directory.sets.values():
-            apart = {held.item for held in workers.holds.apart()}
+            apart = {held.item for held in workers.holds.held_for_group()}
             for held in workers.holds:
-                standing = held.item.standing
+                priority = held.item.priority
                 if held.item in apart:  # it waits for the standby of its group, where its KV is
                     awaits, links = held.item.awaits, self.cluster.dispatcher.links
-                    assert standing is Standing.RESUMED
+                    assert priority is PriorityClass.RESUMED
                     assert awaits is not None
                     assert self.cluster.now_s < awaits.until_s
                     assert links.leader(awaits.group) is None
                     continue
-                behind = standing is Standing.FRESH and workers.holds.suspects
-                assert behind or not workers.table.has_place(standing, limited=held.item.limited), held.item
+                behind = priority is PriorityClass.FRESH and workers.holds.suspects
+                assert behind or not workers.table.has_place(priority, limited=held.item.limited), held.item
 
     @invariant()
     def a_worker_that_was_full_gets_no_more_than_it_has_room_for(self) -> None:
@@ -256,14 +258,14 @@ class DispatcherMachine(RuleBasedStateMachine):
         for client in self.cluster.clients.values():
             if client.failure is not None and client.failure[0] is Code.PUSHED_OUT:
                 assert not client.shown
-                assert client.flight.standing is Standing.FRESH
+                assert client.flight.priority is PriorityClass.FRESH
         assert Code.PUSHED_OUT not in self.cluster.dispatcher.stats.lost
 
     @invariant()
     def a_group_has_one_leader(self) -> None:
         serving = [worker.link for worker in self.living() if worker.link.slot.routable]
         assert all(link.active and not link.draining for link in serving)
-        assert all(link.called or (link.share.weight > 0 and not link.share.spare) for link in serving)
+        assert all(link.called_in or (link.share.weight > 0 and not link.share.spare) for link in serving)
         leaders = [link for link in serving if link.group == "g"]
         assert len(leaders) <= 1
         for worker in self.living():

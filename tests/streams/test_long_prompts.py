@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from streams_rig import Client, Cluster, Worker
-
 from holdfast.routing.table import YOUNG_S
 from holdfast.spec.waits import HoldSettings
+from tests.rigs.worlds.streams import Client, Cluster, Worker
 
 HOLD_S = 5.0
 LONG_S = 8.0  # what a prompt takes to compute here

@@ -6,18 +6,18 @@ import asyncio
 import random
 from typing import Any, NoReturn
 
+import msgspec
 import pytest
-from streams_rig import Cluster, make_card
 
 from holdfast.core.address import Address
 from holdfast.core.ports import Listener, ProtocolFactory
-from holdfast.discovery.card import encode_card
-from holdfast.discovery.keys import CARDS, INSTANCES, InstanceRecord, encode_record
+from holdfast.discovery.keys import CARDS, INSTANCES, InstanceRecord
 from holdfast.discovery.registry import Instance, Registry
 from holdfast.spec.waits import HoldSettings
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
 from holdfast.streams.roster import Roster
+from tests.rigs.worlds.streams import Cluster, make_card
 
 WORKERS = 2000
 
@@ -56,8 +56,8 @@ async def test_a_store_that_is_empty_all_of_a_sudden_costs_one_look_at_each_work
     roster = Roster(directory, dispatcher, Nowhere(), rng, no_text, "test")
     registry = Registry("d")
     paths = [f"d-00000000/worker/generate/{number:x}" for number in range(WORKERS)]
-    record = encode_record(InstanceRecord("unix:///x", "unix:///y", make_card().checksum()))
-    roster.apply(registry.snapshot(CARDS, {CARDS + path: encode_card(make_card()) for path in paths}))
+    record = msgspec.json.encode(InstanceRecord("unix:///x", "unix:///y", make_card().checksum()))
+    roster.apply(registry.snapshot(CARDS, {CARDS + path: msgspec.json.encode(make_card()) for path in paths}))
     roster.apply(registry.snapshot(INSTANCES, {INSTANCES + path: record for path in paths}))
     assert len(roster.watchers) == WORKERS
     roster.apply(registry.snapshot(INSTANCES, {}))

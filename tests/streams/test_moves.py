@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from streams_rig import Cluster, Worker
 
-from holdfast.health.standing import Status
-from holdfast.streams.stats import MOVED_MAX, DispatchStats, Place
+from holdfast.health.standing import HealthStatus
+from holdfast.streams.stats import MOVED_MAX, DispatchStats, StreamPlace
+from tests.rigs.worlds.streams import Cluster, Worker
 
 
 def one_stream(cluster: Cluster, *workers: Worker) -> tuple[Worker, Worker]:
@@ -28,8 +28,8 @@ def test_a_resumed_stream_is_counted_when_it_has_its_next_token() -> None:
     other.say("s", [4])
     assert stats.moved == {(on.link.instance.name, other.link.instance.name, "reprefill"): 1}
     assert [method for method, _ in stats.pauses_s] == ["reprefill"]
-    (seam,) = stats.seams
-    assert (seam.streams, seam.replayed) == (1, 3)
+    (failure,) = stats.failures
+    assert (failure.streams, failure.replayed) == (1, 3)
 
 
 def test_a_standby_of_the_group_takes_over() -> None:
@@ -49,10 +49,10 @@ def test_streams_of_a_quarantined_worker_leave_for_its_wrong_answers() -> None:
     """The metric that people alert on names them; and the seam knows by which fall they left."""
     cluster = Cluster()
     on, other = one_stream(cluster, cluster.worker("a", places=1), cluster.worker("b", places=1))
-    on.judged(Status.UNHEALTHY, fall=1, why="wrong tokens", quarantined=True)
+    on.judged(HealthStatus.UNHEALTHY, fall=1, why="wrong tokens", quarantined=True)
     other.say("s", [4])
     assert cluster.dispatcher.stats.moved == {(on.link.instance.name, other.link.instance.name, "token_mismatch"): 1}
-    assert [seam.place.fall for seam in cluster.dispatcher.stats.seams] == [1]
+    assert [failure.place.fall for failure in cluster.dispatcher.stats.failures] == [1]
 
 
 @pytest.mark.parametrize("quarantined", [True, False])
@@ -60,7 +60,7 @@ def test_what_a_quarantined_worker_showed_is_not_called_exact(quarantined: bool)
     """Its tokens stay in the answer, so the answer does not say that it is the one that would have been."""
     cluster = Cluster()
     on, other = one_stream(cluster, cluster.worker("a", places=1), cluster.worker("b", places=1))
-    on.judged(Status.UNHEALTHY, fall=1, why="why", quarantined=quarantined)
+    on.judged(HealthStatus.UNHEALTHY, fall=1, why="why", quarantined=quarantined)
     other.say("s", [4])
     assert cluster.clients["s"].flight.ledger.exact is not quarantined
 
@@ -69,21 +69,21 @@ def test_streams_that_leave_by_plan_are_no_failure() -> None:
     """A drain hands over: counted as such, with no gap that a failure made."""
     cluster = Cluster()
     on, other = one_stream(cluster, cluster.worker("a", places=1), cluster.worker("b", places=1))
-    on.judged(Status.DRAINING, why="it crawls")
+    on.judged(HealthStatus.DRAINING, why="it crawls")
     cluster.wait(0.2)
     other.say("s", [4])
     stats = cluster.dispatcher.stats
     assert stats.moved == {(on.link.instance.name, other.link.instance.name, "handover"): 1}
     assert stats.pauses_s == []
-    assert [(seam.streams, seam.replayed) for seam in stats.seams] == [(1, 3)]
+    assert [(failure.streams, failure.replayed) for failure in stats.failures] == [(1, 3)]
 
 
 def test_what_is_counted_is_bounded() -> None:
     """However many groups come and go, a bounded number of pairs is kept: those that were seen last."""
     stats = DispatchStats()
     for number in range(MOVED_MAX + 10):
-        stats.move(Place(number, group=f"g{number}"), Place(0, group="g0"), "reprefill")
-        stats.move(Place(1, group="busy"), Place(0, group="g0"), "reprefill")
+        stats.count_move(StreamPlace(number, group=f"g{number}"), StreamPlace(0, group="g0"), "reprefill")
+        stats.count_move(StreamPlace(1, group="busy"), StreamPlace(0, group="g0"), "reprefill")
     assert len(stats.moved) == MOVED_MAX
     assert stats.moved["busy", "g0", "reprefill"] == MOVED_MAX + 10
     assert ("g0", "g0", "reprefill") not in stats.moved

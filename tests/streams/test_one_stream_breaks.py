@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from streams_rig import Client, Cluster
 
 from holdfast.core.errors import Code
 from holdfast.core.requests import Output
 from holdfast.wire.frames import FRAME_BYTES_MAX, encode
 from holdfast.wire.messages import Step
+from tests.rigs.worlds.streams import Client, Cluster
 
 BUGS = ["take", "flush", "still_waiting", "resumed"]
 
@@ -101,5 +101,5 @@ def test_a_held_stream_that_breaks_holds_up_nobody_any_more() -> None:
     second.die()
     cluster.ask("other")
     assert [request.request_id for request in worker.requests] == ["busy"], "nobody is tried beside another"
-    cluster.dispatcher.broke(suspect.flight, AssertionError("a bug of ours"))
+    cluster.dispatcher.consumer_raised(suspect.flight, AssertionError("a bug of ours"))
     assert [request.request_id for request in worker.requests] == ["busy", "other"]

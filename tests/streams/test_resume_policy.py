@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.errors import RESUMABLE, Code
-from holdfast.routing.table import Standing
+from holdfast.routing.table import PriorityClass
 from holdfast.streams.ledger import (
-    BARREN_ATTEMPTS_MAX,
     DEATHS,
+    EMPTY_ATTEMPTS_MAX,
     POISON_DEATHS,
     SUSPECT_DEATHS,
-    Fail,
-    Resume,
+    EndStream,
+    ResumeElsewhere,
     after_failure,
-    standing_of,
+    priority_of,
 )
 
 # The names are part of the contract with clients, dashboards and other versions: renaming one breaks somebody's alert.
@@ -43,36 +43,42 @@ RESUMED = {
 def test_every_code_is_decided(name: str) -> None:
     """The names that stand for a worker's failure are resumed elsewhere, all others fail under their own name."""
     code = Code(name)
-    assert after_failure(name, "why", barren=0) == (Resume(avoid_worker=True) if RESUMED[name] else Fail(code, "why"))
+    assert after_failure(name, "why", empty_attempts=0) == (
+        ResumeElsewhere() if RESUMED[name] else EndStream(code, "why")
+    )
     assert RESUMED[name] is (code in RESUMABLE)
 
 
 @pytest.mark.parametrize("code", sorted(RESUMABLE))
 def test_fruitless_attempts_end_by_name(code: Code) -> None:
     """At the bound a resumable failure fails the stream, with its name and the count; deaths are counted apart."""
-    assert after_failure(code, "why", BARREN_ATTEMPTS_MAX - 1) == Resume(avoid_worker=True)
-    verdict = after_failure(code, "why", BARREN_ATTEMPTS_MAX)
+    assert after_failure(code, "why", EMPTY_ATTEMPTS_MAX - 1) == ResumeElsewhere()
+    verdict = after_failure(code, "why", EMPTY_ATTEMPTS_MAX)
     if code in DEATHS:
-        assert verdict == Resume(avoid_worker=True)
+        assert verdict == ResumeElsewhere()
     else:
-        why = f"gave up after {BARREN_ATTEMPTS_MAX} attempts without a token; the last: why"
-        assert verdict == Fail(code, why, barren=True)
+        why = f"gave up after {EMPTY_ATTEMPTS_MAX} attempts without a token; the last: why"
+        assert verdict == EndStream(code, why, no_token=True)
 
 
-def test_the_third_barren_death_is_the_last() -> None:
+def test_the_third_death_without_a_token_is_the_last() -> None:
     """Two make a suspect, which is tried again; the third fails it under its own name."""
-    assert [standing_of(1, deaths) for deaths in range(3)] == [Standing.RESUMED, Standing.RESUMED, Standing.SUSPECT]
-    assert standing_of(0, 0) is Standing.FRESH
-    assert after_failure(Code.DISCONNECTED, "why", 0, SUSPECT_DEATHS) == Resume(avoid_worker=True)
+    assert [priority_of(1, deaths) for deaths in range(3)] == [
+        PriorityClass.RESUMED,
+        PriorityClass.RESUMED,
+        PriorityClass.ON_TRIAL,
+    ]
+    assert priority_of(0, 0) is PriorityClass.FRESH
+    assert after_failure(Code.DISCONNECTED, "why", 0, SUSPECT_DEATHS) == ResumeElsewhere()
     verdict = after_failure(Code.DISCONNECTED, "why", 0, POISON_DEATHS)
     told = "3 engines died while they worked on this request, the last time it was tried alone"
-    assert verdict == Fail(Code.POISONED, told)
+    assert verdict == EndStream(Code.POISONED, told)
 
 
 def test_an_unknown_code_fails_and_is_quoted() -> None:
     """A worker of another make cannot bring up a name that nobody handles."""
-    verdict = after_failure("Frobnicated", "why", barren=0)
-    assert isinstance(verdict, Fail)
+    verdict = after_failure("Frobnicated", "why", empty_attempts=0)
+    assert isinstance(verdict, EndStream)
     assert verdict.code is Code.ENGINE_SHUTDOWN
     assert "'Frobnicated'" in verdict.message
     assert "why" in verdict.message

@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 import uvloop
-from roster_rig import ScriptedWorker, make_roster_card, roster_rig, until
 
 from holdfast.core.errors import Code
 from holdfast.discovery.registry import NotAdmitted
 from holdfast.spec.waits import HoldSettings
 from holdfast.wire.messages import VERSION, Refused, Welcome
+from tests.rigs.roster import ScriptedWorker, make_roster_card, roster_rig, until
 
 
 @pytest.mark.parametrize("change", [{"instance": 9}, {"namespace": "d-11111111"}, {"checksum": "other"}])

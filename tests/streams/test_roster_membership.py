@@ -6,11 +6,11 @@ import asyncio
 from pathlib import Path
 
 import msgspec
-from roster_rig import SILENT, TOKENIZER, roster_rig, until
 
 from holdfast.discovery.registry import Appeared, Withdrawn
 from holdfast.spec.waits import HoldSettings
 from holdfast.wire.messages import Draining
+from tests.rigs.roster import SILENT, TOKENIZER, roster_rig, until
 
 
 async def test_a_lost_key_does_not_remove_a_living_worker(tmp_path: Path) -> None:
@@ -57,10 +57,7 @@ async def test_a_worker_whose_connection_is_reset_is_connected_again(tmp_path: P
     """Its key is there, so it is: the same link, a new connection; its stream moved at the moment of the loss."""
     async with roster_rig(tmp_path) as rig:
         first = await rig.serving(1)
-        flight, reader = rig.ask("s1", first)
-        await until(lambda: first.generates, "the request")
-        first.say("s1", [10])
-        await until(lambda: reader.shown == [10], "the first token")
+        flight, reader = await rig.ask_and_begin(first)
         second = await rig.serving(2)
         link = rig.link(first)
         first.reset("data")
@@ -68,9 +65,7 @@ async def test_a_worker_whose_connection_is_reset_is_connected_again(tmp_path: P
         assert second.generates[0].request.tokens == [1, 2, 3, 10]
         assert flight.ledger.resumed == 1
         assert await rig.joined(first) is link
-        second.say("s1", [11], "length")
-        await until(lambda: reader.finish, "the end")
-        assert reader.shown == [10, 11]
+        await rig.finish(second, reader)
 
 
 async def test_streams_fail_over_in_the_callback_that_reports_the_loss(tmp_path: Path) -> None:
@@ -124,8 +119,7 @@ async def test_a_lost_worker_whose_key_goes_and_comes_in_one_breath_is_kept(tmp_
         data.close()
         await rig.joined(worker)
         await until(lambda: len(worker.generates) == 2, "the stream to be resumed there")
-        worker.say("s1", [10], "length")
-        await until(lambda: reader.finish, "the end")
+        await rig.finish(worker, reader, 10)
         assert flight.ledger.resumed == 1
 
 
@@ -141,8 +135,7 @@ async def test_the_same_worker_at_another_address_takes_over_from_itself(tmp_pat
         await rig.joined(new)
         await until(lambda: new.generates, "the stream to move")
         await until(lambda: not rig.links(old) and not old.peers, "the old link to go")
-        new.say("s1", [10], "length")
-        await until(lambda: reader.finish, "the end")
+        await rig.finish(new, reader, 10)
         [workers] = rig.directory.sets.values()
         assert list(rig.dispatcher.links._by_slot) == list(workers.table.slots.values())
         assert list(workers.table.slots) == [1]

@@ -7,18 +7,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from roster_rig import RosterRig, roster_rig, until
 
 from holdfast.core.tasks import beside
 from holdfast.discovery.keys import HEALTH
 from holdfast.frontend.accounts import Accounts
 from holdfast.frontend.metrics import FrontendMetrics
-from holdfast.frontend.reporting import Reporting
-from holdfast.health.liveness import Verdict
-from holdfast.health.records import HealthRecord, Report
-from holdfast.health.standing import Standing, Status
+from holdfast.frontend.report import FrontendReport
+from holdfast.health.liveness import Liveness
+from holdfast.health.records import HealthRecord, ReportRecord
+from holdfast.health.standing import HealthStatus, WorkerStanding
 from holdfast.store.contract import Put
 from holdfast.wire.messages import Active, Draining
+from tests.rigs.roster import RosterRig, roster_rig, until
 
 
 class Told:
@@ -37,13 +37,13 @@ class Told:
         self.writes += 1
 
     @property
-    def report(self) -> Report:
-        return msgspec.json.decode(self.value, type=Report)
+    def report(self) -> ReportRecord:
+        return msgspec.json.decode(self.value, type=ReportRecord)
 
 
-def reporting(rig: RosterRig, store: Any, deployment: str = "d") -> Reporting:
+def reporting(rig: RosterRig, store: Any, deployment: str = "d") -> FrontendReport:
     accounts = Accounts(rig.directory, FrontendMetrics(rig.dispatcher.stats))
-    return Reporting(store, deployment, rig.roster, rig.directory, accounts, lambda: 1.0)
+    return FrontendReport(store, deployment, rig.roster, rig.directory, accounts, lambda: 1.0)
 
 
 async def test_who_has_joined_is_admitted_before_it_was_sent_anything(tmp_path: Path) -> None:
@@ -51,30 +51,30 @@ async def test_who_has_joined_is_admitted_before_it_was_sent_anything(tmp_path: 
     async with roster_rig(tmp_path) as rig:
         store = Told()
         telling = reporting(rig, store)
-        telling.tell()
+        telling.write_if_changed()
         assert store.report.admitted == ()
         worker = await rig.serving(0x2A)
-        telling.tell()
-        telling.tell()
+        telling.write_if_changed()
+        telling.write_if_changed()
         assert (store.report.admitted, store.report.workers, store.writes) == (("2a",), {}, 2)
         rig.withdraw(worker)
         await worker.stop()
         await until(lambda: not rig.links(worker), "it to be forgotten")
-        telling.tell()
+        telling.write_if_changed()
         assert store.report.admitted == ()
 
 
 async def test_who_is_starved_is_told_before_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that nobody serves is a reason to report at once: a fleet fetches its model then."""
-    monkeypatch.setattr("holdfast.frontend.reporting.PERIOD_S", 600.0)
+    monkeypatch.setattr("holdfast.frontend.report.PERIOD_S", 600.0)
     async with roster_rig(tmp_path) as rig:
         store = Told()
         telling = reporting(rig, store)
         async with beside(telling.run(), "reports"):
-            telling.soon()
+            telling.write_soon()
             await until(lambda: store.writes == 1, "the first report")
             await rig.serving(0x2A)
-            telling.soon()
+            telling.write_soon()
             await until(lambda: store.report.admitted == ("2a",), "what has changed")
 
 
@@ -82,9 +82,9 @@ async def test_controls_verdict_takes_nobody_out_of_it(tmp_path: Path) -> None:
     """Who waits for its canary is admitted: else nobody could ever count as new."""
     async with roster_rig(tmp_path) as rig:
         worker = await rig.serving(1)
-        unfit = Standing(status=Status.UNHEALTHY, weight=0.0, reason="as decided", causes={})
+        unfit = WorkerStanding(status=HealthStatus.UNHEALTHY, weight=0.0, reason="as decided", causes={})
         record = msgspec.json.encode(HealthRecord(name="w", standing=unfit))
-        rig.roster.weighing.hear(HEALTH, Put(HEALTH + worker.key.path, record))
+        rig.roster.weights.on_store_event(HEALTH, Put(HEALTH + worker.key.path, record))
         assert not rig.is_routable(worker)
         assert rig.roster.admitted("d") == ("1",)
 
@@ -104,7 +104,7 @@ async def test_who_stands_by_leaves_or_is_silent_is_not_admitted(tmp_path: Path)
         leaver.send(Draining("bye"))
         silent.beating = False
         judge = rig.roster.watchers[rig.link(silent)].judge
-        await until(lambda: judge.verdict is not Verdict.ALIVE, "the doubt")
+        await until(lambda: judge.state is not Liveness.ALIVE, "the doubt")
         await until(lambda: rig.link(leaver).draining, "the word of leaving")
         assert rig.roster.admitted("d") == ("1",)
 
@@ -117,7 +117,7 @@ async def test_a_card_whose_text_cannot_be_made_is_not_admitted(tmp_path: Path) 
         rig.appear(worker)
         store = Told()
         await until(lambda: worker.not_taken, "the word")
-        reporting(rig, store).tell()
+        reporting(rig, store).write_if_changed()
         assert (store.report.admitted, store.report.refused) == ((), {"1": "no such tokenizer"})
         rig.prepare_error = None
         await rig.joined(worker)

@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from roster_rig import RosterRig, ScriptedWorker, roster_rig, until
 
 from holdfast.frontend.metrics import FrontendMetrics
-from holdfast.frontend.pages import Pages
-from holdfast.health.liveness import Verdict
+from holdfast.frontend.pages import StatusPages
+from holdfast.health.liveness import Liveness
 from holdfast.spec.waits import HoldSettings
 from holdfast.wire.frames import encode
 from holdfast.wire.messages import Active, Cancel, Draining
+from tests.rigs.roster import RosterRig, ScriptedWorker, roster_rig, until
 
 
 async def standing_by(rig: RosterRig, number: int, group: str = "g") -> ScriptedWorker:
@@ -34,9 +34,9 @@ async def leading(rig: RosterRig, number: int, epoch: int, group: str = "g") -> 
     return worker
 
 
-def pages(rig: RosterRig) -> Pages:
+def pages(rig: RosterRig) -> StatusPages:
     shown = FrontendMetrics(rig.dispatcher.stats)
-    return Pages(rig.directory, rig.dispatcher, rig.roster, lambda: 0.0, lambda: "connected", shown)
+    return StatusPages(rig.directory, rig.dispatcher, rig.roster, lambda: 0.0, lambda: "connected", shown)
 
 
 def shown(rig: RosterRig, worker: ScriptedWorker) -> dict[str, Any]:
@@ -50,7 +50,7 @@ async def test_a_standby_is_ready_in_all_but_its_word(tmp_path: Path) -> None:
         worker = await standing_by(rig, 0x1F)
         assert rig.prepared == 1
         assert list(rig.directory.models()) == ["m"]
-        assert rig.roster.watchers[rig.link(worker)].judge.verdict is Verdict.ALIVE
+        assert rig.roster.watchers[rig.link(worker)].judge.state is Liveness.ALIVE
         assert not rig.is_routable(worker)
         flight, _ = rig.ask("s1", worker)
         assert flight in flight.workers.holds
@@ -76,8 +76,7 @@ async def test_active_sends_what_is_held_before_it_returns(tmp_path: Path) -> No
         assert flight.slot is link.slot
         assert (link.active, link.epoch) == (True, 7)
         await until(lambda: worker.generates, "the request")
-        worker.say("s1", [10], "length")
-        await until(lambda: reader.finish, "the end")
+        await rig.finish(worker, reader, 10)
         assert pages(rig).facts()["status"] == "ready"
         assert pages(rig).facts()["reason"] == ""
         assert shown(rig, worker) | {"active": True, "epoch": 7} == shown(rig, worker)
@@ -94,10 +93,10 @@ async def test_a_doubted_standby_that_takes_over_is_trusted_in_that_moment(tmp_p
         link = rig.link(worker)
         worker.beating = False
         judge = rig.roster.watchers[link].judge
-        await until(lambda: judge.verdict is Verdict.SUSPECT, "the doubt")
+        await until(lambda: judge.state is Liveness.SUSPECT, "the doubt")
         assert link.data is not None
         link.data.data_received(encode(Active(7)))
-        assert judge.verdict is Verdict.ALIVE
+        assert judge.state is Liveness.ALIVE
         assert flight.slot is link.slot
 
 
@@ -107,10 +106,7 @@ async def test_the_stream_of_a_dead_leader_is_with_its_standby(tmp_path: Path) -
     async with roster_rig(tmp_path) as rig:
         leader = await leading(rig, 1, epoch=5)
         standbys = [await standing_by(rig, number) for number in (2, 3, 4)]
-        flight, reader = rig.ask("s1", leader)
-        await until(lambda: leader.generates, "the request")
-        leader.say("s1", [10])
-        await until(lambda: reader.shown, "the first token")
+        flight, reader = await rig.ask_and_begin(leader)
         for epoch, standby in enumerate(standbys, 6):
             await leader.stop()
             await until(lambda: flight in flight.workers.holds, "the stream to be held")
@@ -118,9 +114,7 @@ async def test_the_stream_of_a_dead_leader_is_with_its_standby(tmp_path: Path) -
             leader.send(Active(epoch))
             await until(lambda: leader.generates, "the stream to be resumed")  # noqa: B023
             assert leader.generates[0].request.tokens == [1, 2, 3, 10]
-        leader.say("s1", [11], "length")
-        await until(lambda: reader.finish, "the end")
-        assert reader.shown == [10, 11]
+        await rig.finish(leader, reader)
 
 
 async def test_a_leader_that_was_superseded_loses_its_streams(tmp_path: Path) -> None:

@@ -7,38 +7,33 @@ import threading
 from pathlib import Path
 
 import msgspec
-from roster_rig import roster_rig, until
 
-from holdfast.health.liveness import Verdict
+from holdfast.health.liveness import Liveness
 from holdfast.health.watcher import own_identity
 from holdfast.wire.messages import Beat, Cancel
+from tests.rigs.roster import roster_rig, until
 
 
 async def test_a_silent_host_loses_its_streams_and_returns_on_probation(tmp_path: Path) -> None:
     """Its connections stand all the while: streams move with a cancel, and its late tokens are dropped."""
     async with roster_rig(tmp_path) as rig:
         worker = await rig.serving(1)
-        flight, reader = rig.ask("s1", worker)
-        await until(lambda: worker.generates, "the request")
-        worker.say("s1", [10])
-        await until(lambda: reader.shown, "the first token")
+        flight, reader = await rig.ask_and_begin(worker)
         other = await rig.serving(2)
         watch = rig.roster.watchers[rig.link(worker)]
         worker.beating = False
-        await until(lambda: watch.judge.verdict is Verdict.SUSPECT, "the suspicion")
+        await until(lambda: watch.judge.state is Liveness.SUSPECT, "the suspicion")
         assert not rig.is_routable(worker)
         assert flight.slot is rig.link(worker).slot, "a suspect keeps its streams"
-        await until(lambda: watch.judge.verdict is Verdict.GONE, "the verdict")
+        await until(lambda: watch.judge.state is Liveness.GONE, "the verdict")
         assert flight.slot is rig.link(other).slot
         await until(lambda: any(isinstance(message, Cancel) for message in worker.received), "the cancel")
         worker.say("s1", [99])
         worker.beating = True
-        await until(lambda: watch.judge.verdict is Verdict.PROBATION, "its return")
+        await until(lambda: watch.judge.state is Liveness.PROBATION, "its return")
         assert rig.link(worker).slot.admit_max == watch.judge.admit_max == 2
         await until(lambda: other.generates, "the resumed request")
-        other.say("s1", [11], "length")
-        await until(lambda: reader.finish, "the end")
-        assert reader.shown == [10, 11]
+        await rig.finish(other, reader)
         assert rig.roster.verdicts["gone"] == 1
 
 
@@ -49,8 +44,8 @@ async def test_a_broken_beat_connection_is_opened_again(tmp_path: Path) -> None:
         flight, _ = rig.ask("s1", worker)
         watch = rig.roster.watchers[rig.link(worker)]
         worker.reset("beat")
-        await until(lambda: watch.judge.verdict is Verdict.SUSPECT, "the doubt")
-        await until(lambda: watch.judge.verdict is Verdict.ALIVE, "the trust")
+        await until(lambda: watch.judge.state is Liveness.SUSPECT, "the doubt")
+        await until(lambda: watch.judge.state is Liveness.ALIVE, "the trust")
         assert worker.connects == {"data": 1, "beat": 2}
         assert flight.slot is rig.link(worker).slot
         assert flight.ledger.resumed == 0
@@ -74,7 +69,7 @@ async def test_a_new_connection_begins_with_a_new_judge(tmp_path: Path) -> None:
         await until(lambda: watch.judge is not judge, "the new judge")
         assert not watch._probing
         await rig.joined(worker)
-        assert watch.judge.verdict is Verdict.ALIVE
+        assert watch.judge.state is Liveness.ALIVE
 
 
 async def test_a_late_beat_does_not_revive_a_lost_connection(tmp_path: Path) -> None:
@@ -85,7 +80,7 @@ async def test_a_late_beat_does_not_revive_a_lost_connection(tmp_path: Path) -> 
         watch = rig.roster.watchers[link]
         rig.ask("s1", worker)
         worker.beating = False
-        await until(lambda: watch.judge.verdict is Verdict.SUSPECT, "the suspicion")
+        await until(lambda: watch.judge.state is Liveness.SUSPECT, "the suspicion")
         assert link.data is not None
         link.data.connection_lost(None)
         assert watch._beat is not None

@@ -7,30 +7,30 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from roster_rig import roster_rig
-from streams_rig import make_card
 from test_roster_reports import Told, reporting
-from test_standings import control, verdict
+from test_worker_verdicts import control, verdict
 
 from holdfast.core.tiers import Tier
-from holdfast.discovery.keys import CONTROLS, HEALTH, LEVELS, InstanceKey
+from holdfast.discovery.keys import CONTROLS, HEALTH, InstanceKey
 from holdfast.discovery.registry import Registry
 from holdfast.frontend.api.errors import ApiError
-from holdfast.frontend.levels import AllLevels, Levels
-from holdfast.health.standing import Status
+from holdfast.frontend.shedding import DeploymentLevel, DeploymentLevels
+from holdfast.health.standing import HealthStatus
 from holdfast.routing.degradation import LevelRecord
 from holdfast.store.contract import Put, Snapshot
 from holdfast.streams.directory import ModelDirectory
-from holdfast.streams.standings import Standings
 from holdfast.streams.stats import DispatchStats
+from holdfast.streams.verdicts import WorkerVerdicts
+from tests.rigs.roster import roster_rig
+from tests.rigs.worlds.streams import make_card
 
 OWN = InstanceKey("d-00000000", "worker", "generate", 1)
 OTHER = InstanceKey("d-more-00000000", "worker", "generate", 2)
 STRANGER = InstanceKey("d-more-yet-00000000", "worker", "generate", 3)
 
 
-def weight(standings: Standings, key: InstanceKey) -> float:
-    return standings.share(key, trusted=False, since_s=100.0, now_s=100.0).weight
+def weight(verdicts: WorkerVerdicts, key: InstanceKey) -> float:
+    return verdicts.share(key, trusted=False, since_s=100.0, now_s=100.0).weight
 
 
 def test_only_those_that_are_named_are_known() -> None:
@@ -45,20 +45,20 @@ def test_only_those_that_are_named_are_known() -> None:
 
 def test_a_control_makes_only_its_own_workers_wait() -> None:
     """For their first check; and a look at one deployment's controls takes nothing from the other's."""
-    standings = Standings("d", "d-more")
-    standings.hear(f"{CONTROLS}d-more/", Put(f"{CONTROLS}d-more/c", control(leads=True)))
-    assert (weight(standings, OWN), weight(standings, OTHER)) == (1.0, 0.0)
-    standings.hear(f"{CONTROLS}d/", Snapshot({f"{CONTROLS}d/c": control(leads=True)}))
-    assert (weight(standings, OWN), weight(standings, OTHER)) == (0.0, 0.0)
-    standings.hear(f"{CONTROLS}d/", Snapshot({}))
-    assert (weight(standings, OWN), weight(standings, OTHER)) == (1.0, 0.0)
+    verdicts = WorkerVerdicts("d", "d-more")
+    verdicts.on_store_event(f"{CONTROLS}d-more/", Put(f"{CONTROLS}d-more/c", control(leads=True)))
+    assert (weight(verdicts, OWN), weight(verdicts, OTHER)) == (1.0, 0.0)
+    verdicts.on_store_event(f"{CONTROLS}d/", Snapshot({f"{CONTROLS}d/c": control(leads=True)}))
+    assert (weight(verdicts, OWN), weight(verdicts, OTHER)) == (0.0, 0.0)
+    verdicts.on_store_event(f"{CONTROLS}d/", Snapshot({}))
+    assert (weight(verdicts, OWN), weight(verdicts, OTHER)) == (1.0, 0.0)
 
 
 def test_verdicts_of_those_that_are_not_served_are_not_kept() -> None:
     """They say nothing of anybody here."""
-    standings = Standings("d", "d-more")
+    verdicts = WorkerVerdicts("d", "d-more")
     for key, known in ((OWN, True), (OTHER, True), (STRANGER, False)):
-        assert bool(standings.hear(HEALTH, Put(HEALTH + key.path, verdict(Status.UNHEALTHY)))) is known
+        assert bool(verdicts.on_store_event(HEALTH, Put(HEALTH + key.path, verdict(HealthStatus.UNHEALTHY)))) is known
 
 
 async def test_each_deployment_is_told_of_its_own_workers(tmp_path: Path) -> None:
@@ -73,13 +73,13 @@ async def test_each_deployment_is_told_of_its_own_workers(tmp_path: Path) -> Non
             await rig.joined(worker)
         store, told = Told(), {}
         for deployment in ("d", "d-more", "d-more-yet"):
-            reporting(rig, store, deployment).tell()
+            reporting(rig, store, deployment).write_if_changed()
             told[deployment] = store.report.admitted
         assert told == {"d": ("1",), "d-more": ("2",), "d-more-yet": ()}
-        rig.roster.weighing.idle("d-more", ["w"])  # the other's rollout may call a replica as this one's does
+        rig.roster.weights.set_idle("d-more", ["w"])  # the other's rollout may call a replica as this one's does
         assert (rig.roster.admitted("d"), rig.roster.admitted("d-more")) == (("1",), ())
-        rig.roster.weighing.idle("d", ["w"])
-        rig.roster.weighing.idle("d-more", [])
+        rig.roster.weights.set_idle("d", ["w"])
+        rig.roster.weights.set_idle("d-more", [])
         assert (rig.roster.admitted("d"), rig.roster.admitted("d-more")) == ((), ("2",))
 
 
@@ -101,12 +101,11 @@ class Shared:
     def __init__(self) -> None:
         self.directory = ModelDirectory(random.Random(1), 8)
         stats = DispatchStats()
-        self.each = {one: Levels(one, self.directory, stats, 30.0, lambda: 0.0) for one in ("d", "d-more")}
-        self.levels = AllLevels(self.each)
+        self.each = {one: DeploymentLevel(one, self.directory, stats, 30.0, lambda: 0.0) for one in ("d", "d-more")}
+        self.levels = DeploymentLevels(self.each)
 
     def level(self, deployment: str, level: int) -> None:
-        for levels in self.each.values():  # the store tells both: `d` is a prefix of `d-more`
-            levels.hear(Put(LEVELS + deployment, msgspec.json.encode(LevelRecord(level, ""))))
+        self.each[deployment].on_record(msgspec.json.encode(LevelRecord(level, "")))
 
 
 def test_a_level_is_its_deployments_alone() -> None:

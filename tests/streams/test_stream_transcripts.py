@@ -9,19 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
-from streams_rig import Cluster, make_card
 
 from holdfast.core.tiers import parse_tier
-from holdfast.discovery.keys import CONTROLS, LOADINGS, LoadingRecord, encode_loading
+from holdfast.discovery.keys import CONTROLS, LOADINGS, LoadingRecord
 from holdfast.health.records import ControlRecord
-from holdfast.health.standing import Status
+from holdfast.health.standing import HealthStatus
 from holdfast.spec.waits import HoldSettings
 from holdfast.store.contract import Deleted, Put
 from holdfast.streams.flight import WorkerSet
-from transcript_book import must_go_as_written, transcripts
-
-TRANSCRIPTS = transcripts("streams")
+from tests.rigs.transcripts import must_go_as_written, stories
+from tests.rigs.worlds.streams import Cluster, make_card
 
 
 class Story:
@@ -89,10 +86,10 @@ class Story:
         workers = self.cluster.set()
         path = f"{LOADINGS}{workers.namespace}/worker/generate/{words[0]}"
         if words[1:] == ["over"]:
-            self.cluster.loadings.deleted(path)
+            self.cluster.loadings.on_store_event(Deleted(path))
         else:
             record = LoadingRecord(f"engine-{words[0]}", workers.checksum, float(values["within"]))
-            self.cluster.loadings.put(path, encode_loading(record))
+            self.cluster.loadings.on_store_event(Put(path, msgspec.json.encode(record)))
 
     def do_store(self, words: list[str], values: dict[str, str]) -> None:
         """`store lost`, or `store back`."""
@@ -156,19 +153,14 @@ class Story:
     def worker_is(self, name: str, words: list[str], values: dict[str, str]) -> None:
         """`is UNHEALTHY fall=1 why=stopped`, or `is HEALTHY spare`: as control decided."""
         why, fall = values.get("why", "as decided"), int(values.get("fall", "0"))
-        self.cluster.workers[name].judged(Status[words[0]], fall=fall, why=why, spare=words[1:] == ["spare"])
+        self.cluster.workers[name].judged(HealthStatus[words[0]], fall=fall, why=why, spare=words[1:] == ["spare"])
 
     def worker_on(self, name: str, words: list[str], values: dict[str, str]) -> None:
         """`on probation`, admitting two; `on trust`, admitting all."""
         self.cluster.workers[name].route(routable=True, admit_max=2 if words == ["probation"] else None)
 
 
-@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda p: p.stem)
+@stories("streams", least=14)
 def test_the_stream_story_goes_as_written(path: Path) -> None:
     """Every transcript's outcomes are exactly those of today's dispatcher."""
     must_go_as_written(path, Story)
-
-
-def test_there_are_stream_stories() -> None:
-    """The transcripts are found where they are kept."""
-    assert len(TRANSCRIPTS) >= 14

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import pytest
-from streams_rig import Cluster
 
 from holdfast.core.errors import Code
 from holdfast.core.tiers import Tier
-from holdfast.health.standing import Status
-from holdfast.streams.group_waits import BARREN_AGAIN_S
-from holdfast.streams.groups import Claim
-from holdfast.streams.ledger import BARREN_ATTEMPTS_MAX
+from holdfast.health.standing import HealthStatus
+from holdfast.streams.dispatcher import STALLED_RETRY_S
+from holdfast.streams.ledger import EMPTY_ATTEMPTS_MAX
 from holdfast.streams.takeovers import (
     EXPECTED_S,
     OUTAGES_MAX,
     TAKEOVER_S_MAX,
     WAIT_S_MAX,
     WAIT_S_MIN,
+    LeaderClaim,
     Prefills,
     Takeovers,
     standby_wait_s,
 )
+from tests.rigs.worlds.streams import Cluster
 
 GROUP = ("d-00000000", "g")
 
 
-def claim(epoch: int, group: str = "g") -> Claim:
-    return Claim("d-00000000", group, epoch, worker=epoch)
+def claim(epoch: int, group: str = "g") -> LeaderClaim:
+    return LeaderClaim("d-00000000", group, epoch, worker=epoch)
 
 
 @pytest.mark.parametrize(
@@ -50,13 +50,13 @@ def test_prefills_are_estimated_by_texts_of_the_nearest_length() -> None:
     """In proportion; a short text says little of a long one where long ones were seen."""
     prefills = Prefills()
     assert prefills.estimate_s(100) is None
-    prefills.saw(10, 0.05)
-    prefills.saw(1000, 2.0)
+    prefills.add(10, 0.05)
+    prefills.add(1000, 2.0)
     assert prefills.estimate_s(10) == pytest.approx(0.05)
     assert prefills.estimate_s(2000) == pytest.approx(4.0)
     assert prefills.estimate_s(500) == pytest.approx(1.0)
     for _ in range(100):
-        prefills.saw(1000, 4.0)
+        prefills.add(1000, 4.0)
     assert prefills.estimate_s(1000) == pytest.approx(4.0, rel=0.01)
 
 
@@ -64,19 +64,19 @@ def test_takeovers_are_measured_between_a_floor_and_a_cap() -> None:
     """Before the first, the bound is the cap; a group that was started again after a long time is no takeover."""
     takeovers = Takeovers()
     assert (takeovers.expected_s, takeovers.bound_s) == (EXPECTED_S, WAIT_S_MAX)
-    first = takeovers.lost(claim(1), 10.0, lambda: 300)
-    assert takeovers.lost(claim(1), 10.5, lambda: 1) is first, "streams that leave together are one outage"
-    takeovers.led(GROUP, 10.02)
+    first = takeovers.leader_lost(claim(1), 10.0, lambda: 300)
+    assert takeovers.leader_lost(claim(1), 10.5, lambda: 1) is first, "streams that leave together are one outage"
+    takeovers.leader_found(GROUP, 10.02)
     assert (takeovers.expected_s, takeovers.bound_s) == (pytest.approx(0.02), WAIT_S_MIN)
-    takeovers.lost(claim(2), 20.0, lambda: 1)
-    takeovers.led(GROUP, 20.5)
+    takeovers.leader_lost(claim(2), 20.0, lambda: 1)
+    takeovers.leader_found(GROUP, 20.5)
     assert takeovers.bound_s == pytest.approx(2.0)
-    takeovers.lost(claim(3), 30.0, lambda: 1)
-    takeovers.led(GROUP, 30.0 + TAKEOVER_S_MAX + 1)
-    takeovers.led(GROUP, 200.0)
+    takeovers.leader_lost(claim(3), 30.0, lambda: 1)
+    takeovers.leader_found(GROUP, 30.0 + TAKEOVER_S_MAX + 1)
+    takeovers.leader_found(GROUP, 200.0)
     assert takeovers.bound_s == pytest.approx(2.0)
-    takeovers.lost(claim(4), 300.0, lambda: 1)
-    takeovers.led(GROUP, 309.0)
+    takeovers.leader_lost(claim(4), 300.0, lambda: 1)
+    takeovers.leader_found(GROUP, 309.0)
     assert takeovers.bound_s == WAIT_S_MAX
 
 
@@ -84,10 +84,10 @@ def test_outages_that_never_end_are_bounded() -> None:
     """The one that began first is forgotten first."""
     takeovers = Takeovers()
     for number in range(OUTAGES_MAX + 1):
-        takeovers.lost(claim(1, f"g{number}"), float(number), lambda: 1)
-    takeovers.led(("d-00000000", "g0"), 5.0)
+        takeovers.leader_lost(claim(1, f"g{number}"), float(number), lambda: 1)
+    takeovers.leader_found(("d-00000000", "g0"), 5.0)
     assert takeovers.expected_s == EXPECTED_S
-    takeovers.led(("d-00000000", "g1"), 5.0)
+    takeovers.leader_found(("d-00000000", "g1"), 5.0)
     assert takeovers.expected_s == 4.0
 
 
@@ -123,7 +123,7 @@ def test_streams_wait_for_their_standby_whichever_news_comes_first(news: str) ->
     if news == "its connection ends":
         active.die()
     else:
-        active.judged(Status.DEAD, fall=1, why="its process ended")
+        active.judged(HealthStatus.DEAD, fall=1, why="its process ended")
         active.die()
     assert not other.requests
     standby.take_over(2)
@@ -139,7 +139,7 @@ def test_an_engine_that_answers_nobody_costs_no_stream_while_a_standby_is_there(
     standby = cluster.worker("b", group="g", active=False)
     client, other = cluster.ask("s"), cluster.ask("other")
     active.say("other", [1])
-    for _ in range(1, BARREN_ATTEMPTS_MAX):
+    for _ in range(1, EMPTY_ATTEMPTS_MAX):
         active.say("s", [], "stop")
         cluster.wait(5.0)  # the worker is set aside for a while
         assert client.flight.slot is not None
@@ -151,7 +151,7 @@ def test_an_engine_that_answers_nobody_costs_no_stream_while_a_standby_is_there(
         assert client.failure[0] is Code.EMPTY_ANSWER
         return
     assert client.failure is None
-    cluster.wait(2 * BARREN_AGAIN_S)
+    cluster.wait(2 * STALLED_RETRY_S)
     assert "s" in active.numbers, "it tries the engine again meanwhile"
     active.say("s", [], "stop")
     standby.take_over(2)

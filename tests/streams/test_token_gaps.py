@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from streams_rig import Cluster
 
 from holdfast.core.errors import Code
-from holdfast.streams.stats import GAP_BOUNDS_S, SEAMS_MAX, TokenGaps
+from holdfast.streams.stats import FAILURES_MAX, GAP_BOUNDS_S, TokenGaps
+from tests.rigs.worlds.streams import Cluster
 
 
 def gaps_of(cluster: Cluster) -> TokenGaps:
@@ -66,9 +66,9 @@ def test_the_gap_of_a_failure_is_from_token_to_token() -> None:
     cluster.now_s += 0.1
     other.say("s", [3])
     assert client.pauses == [(1.5, 2)]
-    (seam,) = cluster.dispatcher.stats.seams
-    assert (seam.place.worker, seam.streams, seam.lost) == (on.link.slot.name, 1, 0)
-    assert round(seam.worst_s, 6) == 1.5
+    (failure,) = cluster.dispatcher.stats.failures
+    assert (failure.place.worker, failure.streams, failure.lost) == (on.link.slot.name, 1, 0)
+    assert round(failure.worst_s, 6) == 1.5
     assert gaps_of(cluster).counts[bucket(1.5)] == 1
 
 
@@ -81,8 +81,8 @@ def test_a_stream_that_is_lost_is_told_of_the_worker_that_failed_it() -> None:
     worker.die()
     cluster.now_s += cluster.settings.hold_s + 1
     cluster.dispatcher.tick(cluster.now_s)
-    (seam,) = cluster.dispatcher.stats.seams
-    assert (seam.place.worker, seam.streams, seam.lost) == (worker.link.slot.name, 0, 1)
+    (failure,) = cluster.dispatcher.stats.failures
+    assert (failure.place.worker, failure.streams, failure.lost) == (worker.link.slot.name, 0, 1)
 
 
 def test_a_stream_whose_engines_die_one_after_the_other_is_told_of_each() -> None:
@@ -100,16 +100,16 @@ def test_a_stream_whose_engines_die_one_after_the_other_is_told_of_each() -> Non
     third.say("s", [2])
     third.die()
     assert cluster.clients["poison"].failure is not None
-    told = [(seam.place.worker, seam.streams, seam.lost) for seam in cluster.dispatcher.stats.seams]
+    told = [(failure.place.worker, failure.streams, failure.lost) for failure in cluster.dispatcher.stats.failures]
     names = [worker.link.slot.name for worker in (first, second, third)]
     assert told == [(names[0], 1, 1), (names[1], 1, 1), (names[2], 0, 1)]
 
 
-def test_each_failure_that_a_worker_survives_is_a_seam_of_its_own() -> None:
+def test_each_failure_that_a_worker_survives_is_counted_by_itself() -> None:
     """With its streams, however many fail, at once or one by one; what is remembered is bounded, the newest stay."""
     cluster = Cluster()
     worker = cluster.worker("w")
-    for failure in range(SEAMS_MAX + 1):
+    for failure in range(FAILURES_MAX + 1):
         for name in ("s", "t"):
             cluster.ask(f"{name}{failure}")
         worker.judged_lost()
@@ -120,8 +120,8 @@ def test_each_failure_that_a_worker_survives_is_a_seam_of_its_own() -> None:
         if failure % 2:
             worker.say(f"t{failure}", [1], "length")
         cluster.leave(f"t{failure}")
-    told = [(seam.survived, seam.streams) for seam in cluster.dispatcher.stats.seams]
-    assert told == [(True, 1 + failure % 2) for failure in range(1, SEAMS_MAX + 1)]
+    told = [(failure.survived, failure.streams) for failure in cluster.dispatcher.stats.failures]
+    assert told == [(True, 1 + failure % 2) for failure in range(1, FAILURES_MAX + 1)]
 
 
 def test_streams_that_fail_alone_are_no_part_of_their_workers_end() -> None:
@@ -138,7 +138,7 @@ def test_streams_that_fail_alone_are_no_part_of_their_workers_end() -> None:
     b.say("t", [2])
     a.die()
     b.say("u", [2])
-    told = [(seam.survived, seam.streams) for seam in cluster.dispatcher.stats.seams]
+    told = [(failure.survived, failure.streams) for failure in cluster.dispatcher.stats.failures]
     assert told == [(True, 2), (False, 1)]
 
 

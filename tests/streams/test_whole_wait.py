@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from streams_rig import Cluster, Worker
 
 from holdfast.core.errors import Code
 from holdfast.core.tiers import Tier
 from holdfast.spec.waits import HoldSettings
 from holdfast.wire.messages import Generate
+from tests.rigs.worlds.streams import Cluster, Worker
 
 QUEUE_S = 3.0
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from streams_rig import Cluster, make_card
-
 from holdfast.spec.waits import HoldSettings, KnownSettings
-from holdfast.streams.directory import SEEN_MAX, ModelDirectory
-from holdfast.streams.rulings import Ruling
+from holdfast.streams.directory import SEEN_MAX, ModelDirectory, SetPolicy
+from tests.rigs.worlds.streams import Cluster, make_card
 
 
 def test_a_model_without_a_text_side_cannot_be_asked_for() -> None:
@@ -101,7 +99,7 @@ def test_a_model_is_known_while_it_is_desired_or_was_seen_lately() -> None:
     directory = ModelDirectory(random.Random(1), 10, KnownSettings(("wanted",), known_s=60))
     assert directory.knows("wanted")
     assert not directory.has_seen_any
-    directory.saw("m", 0.0)
+    directory.note_seen("m", 0.0)
     workers = directory.set_for("d-00000000", make_card())
     workers.sessions = 1
     directory.forget_empty(1000.0, linger_s=5)
@@ -124,12 +122,12 @@ def test_a_model_that_a_rollout_took_away_for_good_is_known_no_more() -> None:
     for workers in (old, same, new):
         workers.sessions = 1
     both = frozenset({"d-00000001", "d-00000002", "d-00000003"})
-    directory.rule("d", Ruling(both, both))
+    directory.apply_policy("d", SetPolicy(both, both))
     directory.forget_empty(100.0, linger_s=30)
     old.sessions = same.sessions = 0
     directory.forget_empty(102.0, linger_s=30)
     assert directory.knows("old"), "there is a way back to it"
-    directory.rule("d", Ruling(frozenset({"d-00000003"}), frozenset({"d-00000003"})))
+    directory.apply_policy("d", SetPolicy(frozenset({"d-00000003"}), frozenset({"d-00000003"})))
     old.sessions = 1
     directory.forget_empty(104.0, linger_s=30)
     assert directory.knows("old"), "somebody drains there"
@@ -144,6 +142,6 @@ def test_names_that_were_seen_are_bounded() -> None:
     """The one heard of longest ago goes first."""
     directory = ModelDirectory(random.Random(1), 10)
     for place in range(SEEN_MAX + 1):
-        directory.saw(f"m{place}", float(place))
+        directory.note_seen(f"m{place}", float(place))
     assert not directory.knows("m0")
     assert directory.knows("m1")

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from holdfast.cli.failovers import cost, headline, last_failover, steps
-from holdfast.core.clock import SystemClock
+from holdfast.cli.status import cost, headline, last_failover, steps
+from holdfast.core.ports import SystemClock
 from holdfast.failover.journal import Term
 from holdfast.spec.jobs import Job
 from holdfast.supervise.incidents import (
@@ -33,10 +33,9 @@ from holdfast.supervise.records import Record, read_records, write_record
 from holdfast.supervise.standing import groups_of, timeline, with_groups
 from holdfast.supervise.status import Status, seams_of, shown_state
 from holdfast.supervise.witness import Parts, Witness
-from holdfast.testing.disks import BALLAST, fill
 from holdfast.wire.net import SocketNetwork
-from manual_clock import ManualClock
-from small_disks import small_disk
+from tests.rigs.manual_clock import ManualClock
+from tests.rigs.small_disks import BALLAST, fill, small_disk
 
 FIRST, SECOND = 900_000, 1_000_100  # epochs are milliseconds of unix time
 TERMS = [Term("worker-1a", FIRST, 7, 1, 2), Term("worker-1b", SECOND, 8, 3, 0)]

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.core.clock import SystemClock
-from holdfast.core.unwritten import UNWRITTEN
+from holdfast.core.log_files import UNWRITTEN
+from holdfast.core.ports import SystemClock
 from holdfast.spec.jobs import Job
 from holdfast.supervise.lock import Holder, holder, sign, take_lock
 from holdfast.supervise.loop import Supervisor
@@ -27,9 +27,8 @@ from holdfast.supervise.records import (
     write_launch,
     write_record,
 )
-from holdfast.testing.disks import BALLAST, fill
 from holdfast.testing.waiting import BOUND_S
-from small_disks import small_disk
+from tests.rigs.small_disks import BALLAST, fill, small_disk
 
 NEW_FILE = OSError  # what a first record, a first launch raises: their writers decide what that means
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,31 +12,13 @@ import msgspec
 import pytest
 
 from holdfast.spec.jobs import Job
-from holdfast.spec.launch import FrontendLaunch, Launch, VaultLaunch, WorkerLaunch
-from holdfast.spec.roles import role_of
+from holdfast.spec.launch import FrontendLaunch, Launch, VaultLaunch, WorkerLaunch, role_of
 from holdfast.supervise.changing import Changing, kept_jobs
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase
 from holdfast.supervise.records import Record, launch_path, read_record, run_dir, set_aside, write_record
-from holdfast.testing.waiting import BOUND_S
-from supervise_rig import World
-
-pytestmark = pytest.mark.alone
-
-# Ready once it has replaced "starting" in its own record.
-READY = 'f="$1/run/$2.json"; while ! [ -e "$f" ]; do sleep 0.01; done; sed -i s/starting/ready/ "$f"; '
-SERVE = READY + "exec sleep 1000"
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    made = World(tmp_path, lambda job, settings, state_dir: ["sh", str(settings), str(state_dir), job.name])
-    yield made
-    await made.close()
-
-
-def job(name: str, script: str = SERVE, role: str = "worker", stop_bound_s: float = BOUND_S) -> Job:
-    return Job(name, role, script.encode(), stop_bound_s)
+from holdfast.testing.waiting import BOUND_S, until
+from tests.rigs.supervise.supervisors import BECOME_READY, SERVE, World, job
 
 
 def changing(world: World, supervisor: Supervisor) -> Changing:
@@ -127,12 +108,15 @@ async def test_who_comes_is_watched_and_who_is_gone_is_not(world: World) -> None
 
 
 async def test_the_next_supervisor_goes_on_with_the_same_jobs(world: World) -> None:
-    """Those that live are adopted, those that died meanwhile are started again, those that were to leave do."""
+    """Those that live are adopted, those that died meanwhile are started again; one that was to leave, and did not at
+    the first word, is told again and does."""
     first = await world.up(job("a"))
-    await changing(world, first).add([job("lives"), job("dies"), job("leaves", "trap : TERM; " + READY + "sleep 1000")])
+    stubborn = job("leaves", "trap 'trap - TERM; >$1/heard' TERM; " + BECOME_READY + "while :; do sleep 1; done")
+    await changing(world, first).add([job("lives"), job("dies"), stubborn])
     before = await ready(first, "lives", "dies", "leaves")
     leaving = asyncio.create_task(changing(world, first).remove(["leaves"]))
     assert await first.wait(lambda: first.slots["leaves"].life.phase is Phase.STOPPING, BOUND_S)
+    await until((world.state_dir / "heard").exists, "the first word to be heard")
     leaving.cancel()
     world.lose(first)
     os.kill(before["dies"], signal.SIGKILL)

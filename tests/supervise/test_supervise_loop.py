@@ -7,13 +7,11 @@ import dataclasses
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from holdfast.core.errors import REFUSED
-from holdfast.spec.jobs import Job
 from holdfast.supervise import machine
 from holdfast.supervise import processes as processes_module
 from holdfast.supervise.loop import Supervisor
@@ -24,30 +22,14 @@ from holdfast.supervise.records import Record, launch_path, read_record, read_re
 from holdfast.supervise.status import look
 from holdfast.testing.waiting import BOUND_S
 from holdfast.wire.net import SocketNetwork
-from supervise_rig import World
+from tests.rigs.supervise.supervisors import BECOME_READY, SERVE, World, job
 
-pytestmark = pytest.mark.alone
-
-# Its settings are a shell script; it is ready once it has replaced "starting" in its own record.
-BECOME_READY = 'f="$1/run/$2.json"; while ! [ -e "$f" ]; do sleep 0.01; done; sed -i s/starting/ready/ "$f"; '
-SERVE = BECOME_READY + "exec sleep 1000"
 SERVE_STUBBORNLY = "trap : TERM; " + BECOME_READY + "while :; do sleep 0.05; done"
 FAIL = "echo no such model; exit 7"
 
 
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    made = World(tmp_path, lambda job, settings, state_dir: ["sh", str(settings), str(state_dir), job.name])
-    yield made
-    await made.close()
-
-
-def job(name: str, script: str, role: str = "worker", stop_bound_s: float = BOUND_S) -> Job:
-    return Job(name, role, script.encode(), stop_bound_s)
-
-
 async def test_a_killed_process_is_back_at_once(world: World) -> None:
-    """SIGKILL is noticed without polling, by who looks at nobody that is ready: another process runs under the name."""
+    """SIGKILL is noticed without polling: another process runs under the name."""
     supervisor = await world.up(job("a", SERVE))
     slot = supervisor.slots["a"]
     before = slot.life.pid
@@ -114,9 +96,7 @@ async def test_a_crash_loop_is_visible_and_heals(world: World, monkeypatch: pyte
 
 async def test_vaults_are_there_before_their_workers(world: World) -> None:
     """Store and vault are ready before a worker or frontend is started at all."""
-    seen = []
-    for role in ("store", "vault"):
-        seen.append(f'grep -q ready "$1/run/{role}.json" || exit 9; ')
+    seen = [f'grep -q ready "$1/run/{role}.json" || exit 9; ' for role in ("store", "vault")]
     checked = "".join(seen) + SERVE
     roles = {"frontend": checked, "worker": checked, "vault": "sleep 0.3; " + SERVE, "store": SERVE}
     supervisor = await world.up(*(job(role, script, role) for role, script in roles.items()))

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.spec.probes import Probes
+from holdfast.spec.launch import Probes
 from holdfast.supervise import machine as m
 from holdfast.supervise.machine import Answer, Asked, Life, Phase, answer_of, step, weigh
-from transcript_book import must_go_as_written, transcripts
+from tests.rigs.transcripts import must_go_as_written, stories
 
 
 def grow(*events: tuple[float, m.Event]) -> tuple[Life, list[m.Effect]]:
@@ -40,11 +40,6 @@ def test_a_steady_life_forgets_failures() -> None:
         assert (steady.phase, steady.failures) == (Phase.STARTING, 1)
     slow, _ = step(Life(Phase.STARTING, pid=9, started_s=0.0, failures=7), m.Exited("SIGSEGV"), 500.0)
     assert (slow.phase, slow.failures) == (Phase.CRASH_LOOP, 8)
-
-
-def test_pauses_never_overflow() -> None:
-    """However often it has failed, the pause is the greatest one."""
-    assert m.pause_s(1_000_000) == m.PAUSE_S_MAX
 
 
 def test_stopping_is_bounded() -> None:
@@ -189,8 +184,6 @@ def test_codes_as_answers() -> None:
 
 # -- stories
 
-TRANSCRIPTS = transcripts("supervise")
-
 
 class Story:
     """One process and its supervisor's machine, on time it makes up itself."""
@@ -263,12 +256,7 @@ class Story:
         self.lines.append(f"  {self.now_s:7.1f}  {self.life}; {self.asked}; pid {self.life.pid}")
 
 
-@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
+@stories("supervise", least=4)
 def test_the_story_goes_as_written(path: Path) -> None:
     """Replaying the events gives the same actions, line for line."""
     must_go_as_written(path, Story)
-
-
-def test_the_stories_are_there() -> None:
-    """A folder without stories would pass silently."""
-    assert len(TRANSCRIPTS) >= 4

@@ -12,9 +12,9 @@ from msgspec import structs
 
 from holdfast.core.errors import Refused
 from holdfast.discovery.keys import CONTROLS, HEALTH, INSTANCES, REFUSALS, REPORTS, InstanceKey, InstanceRecord
-from holdfast.health.records import ControlRecord, HealthRecord, Report
-from holdfast.health.records import Seen as Reported
-from holdfast.health.standing import Cause, Standing, Status
+from holdfast.health.records import ControlRecord, HealthRecord, ReportRecord
+from holdfast.health.records import WorkerSeen as Reported
+from holdfast.health.standing import HealthCause, HealthStatus, WorkerStanding
 from holdfast.rollout.machine import Start
 from holdfast.rollout.replica import Seen, Stage, Want
 from holdfast.rollout.revision import Part, Revision
@@ -205,7 +205,7 @@ SERVING = Seen(service="Worker", set_id="0123abcd", stage=Stage.SERVING)
 WISH = Revision(number=1, parts={})
 
 
-def said(*reports: Report, verdict: Standing | None = None, led: bool = True, refused: str = "") -> Said:
+def said(*reports: ReportRecord, verdict: WorkerStanding | None = None, led: bool = True, refused: str = "") -> Said:
     values: dict[str, Any] = {
         INSTANCES + KEY.path: InstanceRecord("unix:///a", "unix:///b", "c", name="w"),
         f"{CONTROLS}chat/c": ControlRecord(name="c", leads=led),
@@ -219,9 +219,9 @@ def said(*reports: Report, verdict: Standing | None = None, led: bool = True, re
     return said_by(encoded | odd, "chat")
 
 
-def report(*admitted: str, streams: int = 0) -> Report:
+def report(*admitted: str, streams: int = 0) -> ReportRecord:
     workers = {"2a": Reported(open=streams)} if streams else {}
-    return Report(name="f", at_unix_s=1.0, admitted=admitted, workers=workers)
+    return ReportRecord(name="f", at_unix_s=1.0, admitted=admitted, workers=workers)
 
 
 def seen_with(what: Said, want: Want = Want.SERVE, engines: tuple[str, ...] = ("w", "other")) -> Seen:
@@ -229,7 +229,7 @@ def seen_with(what: Said, want: Want = Want.SERVE, engines: tuple[str, ...] = ("
     return look.replicas["Worker-1"]
 
 
-GOOD = Standing(status=Status.HEALTHY, weight=1.0, causes={}, reason="")
+GOOD = WorkerStanding(status=HealthStatus.HEALTHY, weight=1.0, causes={}, reason="")
 
 
 def test_a_worker_counts_by_every_frontends_word_and_controls() -> None:
@@ -260,7 +260,9 @@ def test_who_stands_by_does_so_once_its_canary_passed() -> None:
     assert seen_with(said(report()), Want.STAND_BY).stage is Stage.STARTING
     ready = seen_with(said(report("2a"), verdict=GOOD), Want.STAND_BY)
     assert (ready.stage, ready.admitted) == (Stage.STANDBY, False)
-    broken = Standing(status=Status.UNHEALTHY, weight=0.0, causes={Cause.CANARY_FAILING: "no"}, reason="no")
+    broken = WorkerStanding(
+        status=HealthStatus.UNHEALTHY, weight=0.0, causes={HealthCause.CANARY_FAILING: "no"}, reason="no"
+    )
     assert "fails its canaries" in seen_with(said(report(), verdict=broken), Want.STAND_BY).trouble
 
 

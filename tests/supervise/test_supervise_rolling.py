@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,16 +24,9 @@ from holdfast.store.contract import Snapshot
 from holdfast.supervise.changing import Changing
 from holdfast.supervise.records import read_records
 from holdfast.supervise.rolling import Rolling
-from tiny_rollouts import HERE, WAIT_S, Fast, Site, place, text
+from tests.rigs.supervise.rollouts import HERE, WAIT_S, Fast, Site, text
 
 pytestmark = pytest.mark.alone
-
-
-@pytest.fixture
-async def site() -> AsyncIterator[Site]:
-    with tempfile.TemporaryDirectory(prefix="hfr-", dir="/tmp") as folder:  # sockets' paths are short
-        async with place(Path(folder)) as made:
-            yield made
 
 
 async def test_a_new_version_replaces_the_old_one_by_one(site: Site) -> None:

@@ -6,9 +6,8 @@ A real store, real supervisors, and tiny processes in place of frontends.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
@@ -17,18 +16,11 @@ import pytest
 from holdfast.rollout.machine import Memory, Phase
 from holdfast.spec.jobs import Job
 from holdfast.supervise.rolling import Rolling
-from tiny_rollouts import Site, place, text
+from tests.rigs.supervise.rollouts import Site, text
 
 pytestmark = [pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(300)]
 STEPS_MIN, STEPS_MAX = 6, 60  # of a rollout of two, by its memories: starts, counts, drains, ends; and a bound
 SIZE = 2
-
-
-@pytest.fixture
-async def site() -> AsyncIterator[Site]:
-    with tempfile.TemporaryDirectory(prefix="hfr-", dir="/tmp") as folder:  # sockets' paths are short
-        async with place(Path(folder)) as made:
-            yield made
 
 
 class Mortal:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from holdfast.health.breaker import Kind
-from holdfast.health.records import Report, Seen
+from holdfast.health.breaker import FailureKind
+from holdfast.health.records import ReportRecord, WorkerSeen
 from holdfast.rollout.trial import Traffic
 from holdfast.supervise.traffic import LISTENED_S, WINDOW_S, SetTraffic
 
@@ -14,10 +14,12 @@ OLD, NEW = ("Worker", "a"), ("Worker", "b")
 SETS = {"1": OLD, "2": NEW, "3": NEW}
 
 
-def report(frontend: str = "f", **workers: tuple[int, int]) -> Report:
+def report(frontend: str = "f", **workers: tuple[int, int]) -> ReportRecord:
     """Of each worker how many attempts succeeded, and how many failed."""
-    seen = {one[1:]: Seen(succeeded=good, failed={Kind.STALLED: bad}) for one, (good, bad) in workers.items()}
-    return Report(name=frontend, at_unix_s=1.0, workers=seen)
+    seen = {
+        one[1:]: WorkerSeen(succeeded=good, failed={FailureKind.STALLED: bad}) for one, (good, bad) in workers.items()
+    }
+    return ReportRecord(name=frontend, at_unix_s=1.0, workers=seen)
 
 
 def told(traffic: SetTraffic, now_s: float, brought: Collection[tuple[str, str]] = (), since_s: float = 0.0) -> Any:
@@ -41,9 +43,9 @@ def test_a_frontends_answers_are_its_sets() -> None:
     """By its process, since it was first heard of; answers of another deployment's frontends do not count."""
     sets, traffic = {"f-1": ("Frontend", "a"), "f-2": ("Frontend", "b")}, SetTraffic()
 
-    def answered(process: str, answers: int, failed: int) -> Report:
+    def answered(process: str, answers: int, failed: int) -> ReportRecord:
         told = {"process": process, "answers": answers, "answers_failed": failed}
-        return Report(name=f"peer-{process}", at_unix_s=1.0, **told)
+        return ReportRecord(name=f"peer-{process}", at_unix_s=1.0, **told)
 
     traffic.take([answered("f-1", 100, 1), answered("f-2", 0, 0)], sets, 0.0)
     traffic.take([answered("f-1", 150, 2), answered("f-2", 30, 29), answered("x", 9, 9)], sets, 20.0)

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from holdfast.core.procfs import read_process
 from holdfast.spec.jobs import Job
-from holdfast.spec.probes import Probes
+from holdfast.spec.launch import Probes
 from holdfast.supervise import machine
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Answer, Phase
@@ -29,11 +29,11 @@ from holdfast.supervise.processes import LocalProcess
 from holdfast.supervise.status import look
 from holdfast.testing.waiting import BOUND_S, until
 from holdfast.wire.net import SocketNetwork
-from supervise_rig import World
+from tests.rigs.supervise.supervisors import World
 
 pytestmark = pytest.mark.alone
 
-CHILD = Path(__file__).with_name("fake_child.py")
+CHILD = Path(__file__).parents[1] / "rigs" / "supervise" / "fake_child.py"
 QUICK = Probes(period_s=0.1, failure_threshold=3, startup_s=BOUND_S, timeout_s=0.3)
 
 

@@ -7,28 +7,28 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.cli.failovers import cost, headline
+from holdfast.cli.status import cost, headline
 from holdfast.failover.journal import Term
-from holdfast.health.shown import Verdict
+from holdfast.health.shown import VerdictShown
 from holdfast.spec.jobs import Job
 from holdfast.supervise.incidents import Incident, complete, read_incidents
 from holdfast.supervise.machine import Fell
 from holdfast.supervise.notes import Slot
 from holdfast.supervise.status import Status
 from holdfast.supervise.witness import Witness
-from manual_clock import ManualClock
+from tests.rigs.manual_clock import ManualClock
 
 WHY = "3 failures in a row, the last: 1 truncated"
 
 
-def fell(name: str = "worker-1a", cause: str = "breaker-open", **fields: Any) -> Verdict:
+def fell(name: str = "worker-1a", cause: str = "breaker-open", **fields: Any) -> VerdictShown:
     told = {"status": "UNHEALTHY", "weight": 0.0, "reason": WHY, "causes": {cause: WHY}, "fall": 1}
     told |= {"since_unix_s": 100.0}
-    return Verdict(worker=name, name=name, instance="abc", written_unix_s=100.02, **told | fields)
+    return VerdictShown(worker=name, name=name, instance="abc", written_unix_s=100.02, **told | fields)
 
 
-def back(name: str = "worker-1a", since_s: float = 160.0) -> Verdict:
-    return Verdict(worker=name, name=name, instance="abc", status="SUSPICIOUS", weight=0.5, since_unix_s=since_s)
+def back(name: str = "worker-1a", since_s: float = 160.0) -> VerdictShown:
+    return VerdictShown(worker=name, name=name, instance="abc", status="SUSPICIOUS", weight=0.5, since_unix_s=since_s)
 
 
 def test_a_verdict_is_one_incident_from_its_fall_to_its_return(tmp_path: Path) -> None:
@@ -63,8 +63,8 @@ def test_what_is_no_incident(tmp_path: Path) -> None:
 
 
 def test_what_was_over_between_two_looks_is_an_incident_too(tmp_path: Path) -> None:
-    """A pair that was quarantined, loaded anew and is well within half a second: one incident, told once, and not again
-    by the next supervisor; a fall that is no incident is not told."""
+    """A pair that was quarantined, loaded again and is well within half a second: one incident, told once, and not
+    again by the next supervisor; a fall that is no incident is not told."""
     brief = {"status": "HEALTHY", "weight": 1.0, "causes": {}, "since_unix_s": 100.6, "group": "worker-1"}
     brief |= {"fell_unix_s": 100.0, "fell_for": {"wrong-answer": WHY}, "quarantined": False, "reason": "sound"}
     pair = [fell(name, **brief) for name in ("worker-1a", "worker-1b")]

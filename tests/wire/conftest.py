@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from wire_rig import Target
 
 from holdfast.testing.deployment import Deployment
+from tests.rigs.wire_peer import Target
 
 
 @pytest.fixture(scope="module")

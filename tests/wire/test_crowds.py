@@ -13,13 +13,13 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from wire_rig import HELLO, Peer
 
 from holdfast.core.limits import raise_descriptor_limit
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.place import free_port
 from holdfast.testing.waiting import BOUND_S
 from holdfast.wire.messages import Welcome
+from tests.rigs.wire_peer import HELLO, Peer
 
 LIMIT = 128
 STRANGERS = 200  # more than that, at each door

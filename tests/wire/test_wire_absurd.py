@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 
 import pytest
-from wire_rig import Target, request
 
 from holdfast.core.requests import Sampling
 from holdfast.engines.sim.vocabulary import asset
 from holdfast.wire.frames import encode
 from holdfast.wire.messages import ArtefactPart, Cancel, Generate, GetArtefact
+from tests.rigs.wire_peer import Target, request
 
 NAN, INF = float("nan"), float("inf")
 
@@ -79,12 +79,6 @@ def test_a_length_without_end_stops_at_the_context(target: Target) -> None:
     huge = request(tokens=tokens, prompt_len=len(tokens), sampling=Sampling(2**62, 1, ignore_eos=True))
     peer = target.greeted()
     assert peer.send(encode(Generate(1, huge))).outputs(1).finish == "length"
-
-
-def test_a_stream_number_in_use_is_refused(target: Target) -> None:
-    """Two streams of one number could not be told apart; the connection ends."""
-    long = Generate(9, request(sampling=Sampling(20_000, 1, ignore_eos=True)))
-    assert "stream 9 is in use" in target.greeted().send(encode(long) * 2).refusal().reason
 
 
 def test_cancelling_what_is_not_there_is_nothing(target: Target) -> None:

@@ -18,7 +18,7 @@ from holdfast.testing.clients import Received, ask, read_answer
 from holdfast.testing.deployment import Deployment
 from holdfast.wire.frames import encode, frame
 from holdfast.wire.messages import Closed, Draining, Step
-from holdfast.wire.world import real_world
+from holdfast.wire.net import real_world
 from holdfast.worker.beat import BeatThread
 from holdfast.worker.process import Worker
 
@@ -96,9 +96,7 @@ async def rig() -> AsyncIterator[Rig]:
         store = open_store(deployment.store, world.network, world.rng)
         await store.start()
         worker = Worker(engine, made.card, made.tokenizer, launch, store=store, world=world, make_beats=BeatThread)
-        engine.write_raw = lambda data: [
-            session._transport.write(data) for session in worker.sessions.open if session._transport
-        ]
+        engine.write_raw = lambda data: [session.transport.write(data) for session in worker.sessions.open]
         stop, ready = asyncio.Event(), asyncio.Event()
         running = asyncio.create_task(worker.run(stop, lambda facts: ready.set()))
         async with asyncio.timeout(60):

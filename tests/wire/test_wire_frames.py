@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import struct
 import time
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -129,20 +130,12 @@ def test_a_large_frame_in_small_pieces_costs_its_size() -> None:
     assert time.thread_time() - began_s < 5.0
 
 
-@settings(max_examples=200)
-@given(to_worker)
-def test_messages_to_a_worker_come_back_as_they_were(message: Message) -> None:
+@settings(max_examples=300)
+@given(st.tuples(st.just(decode_to_worker), to_worker) | st.tuples(st.just(decode_to_frontend), to_frontend))
+def test_messages_come_back_as_they_were(case: tuple[Callable[[memoryview], Message], Message]) -> None:
     """Every field of every message."""
-    payload = FrameSplitter().feed(encode(message))[0]
-    assert decode_to_worker(payload) == message
-
-
-@settings(max_examples=200)
-@given(to_frontend)
-def test_messages_to_a_frontend_come_back_as_they_were(message: Message) -> None:
-    """Every field of every message."""
-    payload = FrameSplitter().feed(encode(message))[0]
-    assert decode_to_frontend(payload) == message
+    decode, message = case
+    assert decode(FrameSplitter().feed(encode(message))[0]) == message
 
 
 @settings(max_examples=300)

@@ -9,7 +9,6 @@ import time
 
 import msgspec
 import pytest
-from wire_rig import HELLO, Target, request
 
 from holdfast.core.requests import Sampling
 from holdfast.wire.frames import FRAME_BYTES_MAX, encode, frame
@@ -26,6 +25,7 @@ from holdfast.wire.messages import (
     Step,
     Welcome,
 )
+from tests.rigs.wire_peer import HELLO, Target, request
 
 pack = msgspec.msgpack.encode
 
@@ -165,13 +165,3 @@ def test_a_frontend_that_does_not_read_is_dropped(target: Target) -> None:
     assert target.rss_bytes() < target.rss + 128 * 1024 * 1024
     assert "of what was sent to it: dropping it" in deployment.log("worker-0")
     deaf.sock.close()
-
-
-def test_many_connections_at_once_come_and_go(target: Target) -> None:
-    """As many as there are places, all leaving at once: a frontend still gets in."""
-    peers = [target.peer(purpose) for purpose in ("data", "beat") for _ in range(60)]
-    for peer in peers[::2]:
-        peer.send(HELLO["data"])
-    for peer in peers:
-        peer.sock.close()
-    target.greeted().sock.close()

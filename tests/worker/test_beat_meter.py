@@ -10,7 +10,7 @@ import pytest
 from holdfast.core.procfs import ThreadTimes, read_process, read_thread
 from holdfast.engines.contract import Progress
 from holdfast.health.watcher import own_identity
-from holdfast.worker.stuck import StuckMeter
+from holdfast.worker.beat import StuckMeter
 
 MS = 1_000_000
 

@@ -16,15 +16,24 @@ import pytest
 from holdfast.core.address import Address, TcpAddress, UnixAddress
 from holdfast.engines.contract import Progress
 from holdfast.kv.pool import KvUse
-from holdfast.wire.frames import FrameSplitter, encode
-from holdfast.wire.messages import VERSION, Beat, Hello, Message, Refused, Welcome, decode_to_frontend
+from holdfast.wire.messages import VERSION, Beat, Refused, Welcome
 from holdfast.worker.beat import BEAT_S, OBSERVERS_MAX, BeatThread
+from tests.rigs.wire_peer import HELLO, Peer
 
 pytestmark = pytest.mark.alone
 
-WAIT_S = 60.0  # far longer than an answer takes, on a busy machine too
 PICKED = TcpAddress("127.0.0.1", 0)
 IDLE = Progress(steps=0, running=0, waiting=0, step_ms_p99=0.0, budget_ms=0.0, thread=None)
+
+
+def observe(address: Address, hello: bytes = HELLO["beat"]) -> Peer:
+    return Peer((address.host, address.port) if isinstance(address, TcpAddress) else address.path).send(hello)
+
+
+def beat_of(peer: Peer) -> Beat:
+    message = peer.next()
+    assert isinstance(message, Beat), message
+    return message
 
 
 class Source:
@@ -35,40 +44,6 @@ class Source:
 
     def __call__(self) -> Progress:
         return self.now
-
-
-class Peer:
-    """A blocking client of the beat thread."""
-
-    def __init__(self, address: Address, hello: bytes | None = None) -> None:
-        if isinstance(address, TcpAddress):
-            self.sock = socket.create_connection((address.host, address.port), timeout=WAIT_S)
-        else:
-            self.sock = socket.socket(socket.AF_UNIX)
-            self.sock.settimeout(WAIT_S)
-            self.sock.connect(address.path)
-        self.splitter = FrameSplitter()
-        self.pending: list[Message] = []
-        if hello is None:
-            hello = encode(Hello(VERSION, "beat", "test"))
-        self.sock.sendall(hello)
-
-    def next(self) -> Message | None:
-        """The next message, or None at the connection's end."""
-        while not self.pending:
-            try:
-                data = self.sock.recv(4096)
-            except ConnectionResetError:
-                data = b""
-            if not data:
-                return None
-            self.pending += [decode_to_frontend(payload) for payload in self.splitter.feed(data)]
-        return self.pending.pop(0)
-
-    def beat(self) -> Beat:
-        message = self.next()
-        assert isinstance(message, Beat), message
-        return message
 
 
 @pytest.fixture
@@ -100,9 +75,9 @@ def welcome(thread: BeatThread) -> Welcome:
 def test_a_greeting_is_answered_and_beats_follow(thread: BeatThread, source: Source) -> None:
     """Hello, Welcome, then beats that say what progress says."""
     source.now = replace(IDLE, steps=3, running=2, waiting=1, step_ms_p99=9.0, budget_ms=50.0)
-    peer = Peer(thread.address)
+    peer = observe(thread.address)
     assert peer.next() == welcome(thread)
-    first, second = peer.beat(), peer.beat()
+    first, second = beat_of(peer), beat_of(peer)
     assert (first.steps, first.running, first.waiting, first.step_ms_p99, first.budget_ms) == (3, 2, 1, 9.0, 50.0)
     assert second.count == first.count + 1
     assert second.stuck_ms >= first.stuck_ms
@@ -129,46 +104,28 @@ def test_the_rhythm_follows_the_work(source: Source) -> None:
     assert [beats(1), beats(4), beats(25)] == [1, 0, 5]
 
 
-@pytest.mark.parametrize(
-    ("hello", "reason"),
-    [
-        (encode(Hello(VERSION + 1, "beat", "test")), "version"),
-        (encode(Hello(VERSION, "data", "test")), "purpose"),
-        (b"GET / HTTP/1.1\r\n\r\n", "over the limit"),
-        (b"\x00\x00\x00\x02\xff\xff", "cannot read"),
-    ],
-)
-def test_a_wrong_greeting_is_refused_by_name(thread: BeatThread, hello: bytes, reason: str) -> None:
-    """Another version, another purpose, or another protocol: told so, then closed."""
-    peer = Peer(thread.address, hello)
-    refused = peer.next()
-    assert isinstance(refused, Refused)
-    assert reason in refused.reason
-    assert peer.next() is None
-
-
 def test_before_the_welcome_is_known_observers_are_asked_to_come_again(source: Source) -> None:
     """A worker that is still starting refuses, and welcomes once it knows itself."""
     with beating(source, known=False) as thread:
-        refused = Peer(thread.address).next()
+        refused = observe(thread.address).next()
         assert isinstance(refused, Refused)
         assert refused.code == "CannotConnect"
         thread.set_welcome(welcome(thread))
-        assert isinstance(Peer(thread.address).next(), Welcome)
+        assert isinstance(observe(thread.address).next(), Welcome)
 
 
 def test_observers_are_bounded_and_places_come_free(thread: BeatThread) -> None:
     """One more than the bound is refused; when one leaves, another may come."""
-    peers = [Peer(thread.address) for _ in range(OBSERVERS_MAX)]
+    peers = [observe(thread.address) for _ in range(OBSERVERS_MAX)]
     assert all(isinstance(peer.next(), Welcome) for peer in peers)
     # Connected without a greeting, so that the refusal is not lost to a reset.
-    extra = Peer(thread.address, b"")
+    extra = observe(thread.address, b"")
     refused = extra.next()
     assert isinstance(refused, Refused)
     assert refused.code == "WorkerOverloaded"
     peers[0].sock.close()
     for _ in range(50):
-        if isinstance(Peer(thread.address).next(), Welcome):
+        if isinstance(observe(thread.address).next(), Welcome):
             return
     pytest.fail("no place came free")
 
@@ -177,15 +134,15 @@ def test_an_observer_that_does_not_read_is_dropped_and_holds_up_nobody(tmp_path:
     """Its buffer full, it is dropped; the others' beats come all the while."""
     with beating(source, UnixAddress(str(tmp_path / "b.sock"))) as thread:
         source.now = replace(IDLE, running=1)
-        deaf, peer = Peer(thread.address), Peer(thread.address)
+        deaf, peer = observe(thread.address), observe(thread.address)
         assert isinstance(peer.next(), Welcome)
-        peer.beat()
+        beat_of(peer)
         silent = min(thread._observers, key=lambda o: o.sock.fileno())  # the one that came first
         with contextlib.suppress(BlockingIOError):  # fill its buffer, as an hour of beats would
             while True:
                 silent.sock.send(b"\0" * 1024)
         for _ in range(4):
-            peer.beat()
+            beat_of(peer)
         assert silent not in thread._observers
         deaf.sock.close()
     assert not os.path.exists(str(tmp_path / "b.sock"))
@@ -195,36 +152,36 @@ def test_late_beats_are_late_in_order_and_none_is_lost(source: Source) -> None:
     """A fault: each goes out so much after it was made, and says what was so then; the thread wakes as ever."""
     source.now = replace(IDLE, running=1, tokens=7, load=5, kv=KvUse(blocks=10, held=4))
     with beating(source, PICKED) as thread:
-        peer = Peer(thread.address)
+        peer = observe(thread.address)
         assert isinstance(peer.next(), Welcome)
-        first = peer.beat()
+        first = beat_of(peer)
         assert (first.tokens, first.load, first.blocks, first.blocks_free) == (7, 5, 10, 6)
         thread.late_s = 0.6
         source.now = replace(source.now, steps=1)
         changed_s = time.monotonic()
         counts = [first.count]
-        while (beat := peer.beat()).steps == 0:
+        while (beat := beat_of(peer)).steps == 0:
             counts.append(beat.count)
         assert time.monotonic() - changed_s >= 0.1, "a tick may have begun well before the delay"
         thread.late_s = 0.0
-        counts += [beat.count, *(peer.beat().count for _ in range(6))]
+        counts += [beat.count, *(beat_of(peer).count for _ in range(6))]
         assert counts == list(range(counts[0], counts[0] + len(counts)))
 
 
 def test_what_was_late_goes_out_once_nothing_is(thread: BeatThread) -> None:
     """However late it was to be: those behind it wait for it."""
-    peer = Peer(thread.address)
+    peer = observe(thread.address)
     assert isinstance(peer.next(), Welcome)
-    first = peer.beat()
+    first = beat_of(peer)
     thread.late_s = 600.0
     time.sleep(1.3)  # one was made
     thread.late_s = 0.0
-    assert peer.beat().count == first.count + 1
+    assert beat_of(peer).count == first.count + 1
 
 
 def test_stop_is_quick_and_closes_every_connection(thread: BeatThread) -> None:
     """After stop the thread is over, and its observers see the end; stopping again does no harm."""
-    peer = Peer(thread.address)
+    peer = observe(thread.address)
     assert isinstance(peer.next(), Welcome)
     assert thread.stop()
     while peer.next() is not None:
@@ -239,7 +196,7 @@ def test_a_socket_left_by_a_dead_worker_is_replaced(tmp_path: Path, source: Sour
     left.bind(address.path)
     left.close()
     with beating(source, address, known=False):
-        assert isinstance(Peer(address).next(), Refused)
+        assert isinstance(observe(address).next(), Refused)
 
 
 def test_a_busy_port_is_told_to_the_caller(thread: BeatThread, source: Source) -> None:

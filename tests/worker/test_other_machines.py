@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.testing.waiting import wait_until
-from two_machines import ASK, ENDLESS, Machines, two_machines
+from tests.rigs.two_machines import ASK, ENDLESS, Machines, two_machines
 
 START_S = 90.0
 

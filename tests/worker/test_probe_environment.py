@@ -36,7 +36,9 @@ def test_what_the_environment_says(given: dict[str, str], expected: tuple[Any, .
 def test_where_a_pods_worker_and_frontend_stand() -> None:
     """What a manifest's plan sets; empty and unset are by the settings, as without a manifest."""
     pod = {"DYN_NAMESPACE": "chat", "DYN_NAMESPACE_WORKER_SUFFIX": "0123abcd", "DYN_COMPONENT": "worker-decode"}
-    launch = worker_by(read_environment(pod | {"DYN_SERVED_MODEL_NAME": "m"}))
+    pod |= {"DYN_SERVED_MODEL_NAME": "m", "DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS": '["generate"]'}
+    launch = worker_by(read_environment(pod))
+    assert launch.health_endpoints == ("generate",)
     assert (launch.namespace(), launch.component, launch.model) == ("chat-0123abcd", "worker-decode", "m")
     for unset in ({}, {"DYN_NAMESPACE_WORKER_SUFFIX": "", "DYN_COMPONENT": "", "DYN_HTTP_PORT": ""}):
         env = read_environment(unset)

@@ -1,4 +1,4 @@
-"""A worker without a group is asked, on a canary's connection, to load its weights anew: a real process and frames."""
+"""A worker without a group is asked, on a canary's connection, to load its weights again: a real process and frames."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from shadow_worker_rig import DataPeer, Stage, connect
 
 from holdfast.testing.waiting import until
 from holdfast.wire.messages import Active, Message, Reload, Reloaded, Welcome
+from tests.rigs.failover_worker import DataPeer, Stage, connect
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 
@@ -39,7 +39,7 @@ async def test_a_lone_worker_loads_anew_once_for_each_verdict(stage: Stage) -> N
     whoever asks for what was done already, has no token that fits or is no canary changes nothing."""
     path = str(stage.folder / "w.sock")
     worker = stage.worker(
-        "--address", f"unix://{path}", "--sim-tpot-ms", "50", shadow=False, HOLDFAST_ENGINE_TOKEN="secret"
+        "--address", f"unix://{path}", "--sim-tpot-ms", "50", failover=False, HOLDFAST_ENGINE_TOKEN="secret"
     )
     await asyncio.to_thread(worker.until_state, "active")
     frontend, control = await connect(path), await connect(path, "canary")
@@ -49,12 +49,12 @@ async def test_a_lone_worker_loads_anew_once_for_each_verdict(stage: Stage) -> N
     frontend.send(Reload(1))
     answer = await told(control, Reload(1, reason="its answers were wrong"))
     assert answer.load == 2, answer
-    assert "loaded anew" in answer.outcome
+    assert "loaded again" in answer.outcome
     await until(lambda: [each for each in frontend.outputs(1) if each.failure], "its streams back")
     assert not [each for each in frontend.heard if isinstance(each, Active)]
     frontend.generate(2)
     await until(lambda: list(frontend.outputs(2)), "a token")
-    assert (await told(control, Reload(1))) == Reloaded(2, "they were loaded anew before: load 2")
+    assert (await told(control, Reload(1))) == Reloaded(2, "they were loaded again before: load 2")
     assert (await told(control, Reload(2, token="secret"))).load == 3
     later = await connect(path)
     welcome = later.heard[0]

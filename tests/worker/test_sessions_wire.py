@@ -43,8 +43,7 @@ from holdfast.wire.messages import (
 )
 from holdfast.wire.net import SocketNetwork
 from holdfast.worker import shares
-from holdfast.worker.session import SESSIONS_MAX
-from holdfast.worker.sessions import Sessions
+from holdfast.worker.sessions import SESSIONS_MAX, Sessions
 
 WELCOME = Welcome(VERSION, 1, "ns", "sum", 4, 4, True, ProcessIdentity("", "", 1, 1, 1))
 TOKENIZER = bytes(range(256)) * 4096 * 40  # 40 MiB: more than may stay unsent
@@ -397,7 +396,7 @@ async def test_a_pong_is_the_engines(rig: Rig, purpose: str) -> None:
 async def test_who_asks_for_a_reload_is_looked_up_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Anybody may ask, as often as he likes; to find out who he is may take long."""
     looked: list[object] = []
-    monkeypatch.setattr("holdfast.worker.session.peer_uid", lambda sock: looked.append(sock) or 7)
+    monkeypatch.setattr("holdfast.worker.sessions.peer_uid", lambda sock: looked.append(sock) or 7)
     peer = await rig.connect(purpose="canary")
     peer.send(*(Reload(load) for load in range(3)))
     assert [await peer.next() for _ in range(3)] == [Reloaded(load, "uid 7") for load in range(3)]
@@ -427,22 +426,17 @@ async def turned_away(frontend: Frontend) -> int:
     return output.stream
 
 
-async def test_a_refused_frontend_takes_its_streams_with_it_at_once(rig: Rig) -> None:
-    """Before its connection is down, and though it reads nothing."""
+async def test_a_refused_frontend_takes_its_streams_with_it_at_once_and_is_cut_off(rig: Rig) -> None:
+    """Two streams of one number cannot be told apart: it is refused, and its streams end before its connection is down.
+    It neither reads nor leaves: soon it holds no place any more."""
     frontend = await rig.connect()
     frontend.send(generate(1), generate(1))
     await rig.until_streams(0)
     assert rig.engine.streams == {}
+    await rig.until(lambda: not rig.sessions.open)
     message = await frontend.next()
     assert isinstance(message, Refused)
-    assert await frontend.next() is None
-
-
-async def test_a_refused_frontend_that_stays_is_cut_off(rig: Rig) -> None:
-    """It neither reads nor leaves: soon it holds no place any more."""
-    frontend = await rig.connect()
-    frontend.send(generate(1), generate(1))
-    await rig.until(lambda: not rig.sessions.open)
+    assert "stream 1 is in use" in message.reason
     frontend.writer.transport.abort()
 
 
@@ -469,13 +463,13 @@ async def test_draining_hands_every_stream_back_and_takes_no_more(rig: Rig) -> N
 
 
 async def test_who_is_in_line_stays_there_where_streams_go_back_and_work_is_taken(rig: Rig) -> None:
-    """A lone worker that loads its weights anew: nothing but its word ends a wait for room."""
+    """A lone worker that loads its weights again: nothing but its word ends a wait for room."""
     first, second = await rig.connect(), await rig.connect()
     first.send(generate(1), generate(2))
     await rig.until_streams(2)
     second.send(generate(1))
     assert await turned_away(second) == 1
-    rig.sessions.hand_back("loaded anew", drains=False)
+    rig.sessions.hand_back("loaded again", drains=False)
     assert isinstance(await second.next(), Room)
     second.send(generate(2))
     await rig.until_streams(1)

@@ -46,7 +46,7 @@ class SharesMachine(RuleBasedStateMachine):
         """For a request that may have every place, or leaves some to others."""
         rest = self.shares.kept - (self.room[who] > 0)  # what is kept for itself is kept too, but for the one it uses
         promised = self.room[who] > 0 and leaves <= self.kept_for[who]
-        taken = self.shares.take(who, self.free, leaves)
+        taken = self.shares.admit(who, self.free, leaves)
         self.silent.discard(who)
         assert taken is (self.free - (0 if promised else leaves) > rest)
         assert taken or not promised, "what is kept for one is kept"
@@ -127,10 +127,10 @@ def test_what_is_kept_for_a_frontend_is_not_for_its_requests_that_leave_places()
     shares.turn_away("A")
     assert shares.offer(3, lambda who: 5, 0.0) == {"A": 3}
     for _ in range(2):
-        assert not shares.take("A", 3, leaves=2)
+        assert not shares.admit("A", 3, leaves=2)
         shares.turn_away("A", leaves=2)
     assert shares.kept == 1
-    assert shares.take("A", 3)
+    assert shares.admit("A", 3)
 
 
 def served(demand: dict[str, int], rounds: int, life: int) -> dict[str, int]:
@@ -143,7 +143,7 @@ def served(demand: dict[str, int], rounds: int, life: int) -> dict[str, int]:
         return PLACES - sum(map(len, streams.values()))
 
     def ask(who: str, now: int) -> bool:
-        if shares.take(who, free()):
+        if shares.admit(who, free()):
             streams[who].append(now + life)
             return True
         shares.turn_away(who)

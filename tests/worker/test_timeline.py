@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from holdfast.core.clock import SystemClock
+from holdfast.core.ports import SystemClock
 from holdfast.failover.journal import Journal
-from holdfast.worker.timeline import UNSEEN, WOKEN, Timeline
+from holdfast.worker.failover_worker import UNSEEN, WOKEN, Timeline
 
 
 def after_a_leader(folder: Path) -> Timeline:

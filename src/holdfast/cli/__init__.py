@@ -1,1 +1,1 @@
-"""The `holdfast` command; wires rooms together."""
+"""The `holdfast` command, which connects the other packages."""

@@ -1,4 +1,5 @@
-"""What a command was asked for: a struct whose fields are its options (`spec.arguments`), and how it is done."""
+"""Defines the base of all commands: a struct with the command's options as fields (`spec.arguments`) and a method to
+run it."""
 
 from __future__ import annotations
 
@@ -10,28 +11,30 @@ from holdfast.settings import Environment
 from holdfast.spec.arguments import Options, by_path
 from holdfast.spec.settings import Settings, about, filled
 
-Json = Annotated[bool, about("Print JSON.")]
+OUTPUT = ("--output", "-o")
+Json = Annotated[
+    bool, about("Output format; --json means -o json.", valued=OUTPUT, values={"table": False, "json": True})
+]
 Filename = Annotated[
     Path | None, about("Manifest file; - reads standard input.", flag="--filename", short="-f", once=True)
 ]
 
 
-class Asked(Settings, frozen=True):
-    """What one command was asked for: fields are its options, and so are those of settings inside it that name the
-    command."""
+class CommandOptions(Settings, frozen=True):
+    """A command: its options are its fields, and the fields of settings inside it that name the command."""
 
-    lasting: ClassVar[bool] = False  # it starts what others start again: a wrong environment is refused for good
+    lasting: ClassVar[bool] = False  # a service manager may restart it, so an invalid environment exits with status 78
 
     @classmethod
     def of(cls, env: Environment) -> Self:
-        """What it does where nothing is said, but for what the environment says."""
+        """Return the command with its default options, as the environment sets them."""
         return cls()
 
     def run(self, env: Environment) -> int:
-        """Do it; the exit status. UserError says what is wrong."""
+        """Run the command and return its exit status. Raise UserError with the reason if it fails."""
         raise NotImplementedError
 
 
-def with_values(asked: Asked, options: Options, values: Mapping[str, Any]) -> Asked:
-    """`asked` with these values, by flag."""
-    return filled(asked, by_path(options, values))
+def with_values(pattern: CommandOptions, options: Options, values: Mapping[str, Any]) -> CommandOptions:
+    """Return `pattern` with these values by flag."""
+    return filled(pattern, by_path(options, values))

@@ -1,11 +1,11 @@
-"""`holdfast chaos`: break a worker on purpose, through the fault socket it opened with `--allow-chaos`."""
+"""`holdfast chaos` breaks a worker on purpose, through the fault socket it opened with `--allow-chaos`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Any
 
-from holdfast.cli.arguments import Asked
+from holdfast.cli.arguments import CommandOptions
 from holdfast.cli.checks import readable
 from holdfast.cli.terminal import write_out
 from holdfast.core.errors import UserError
@@ -17,10 +17,8 @@ from holdfast.spec.settings import about
 from holdfast.supervise.records import read_record, read_records
 
 
-class Chaos(Asked, frozen=True):
-    """`holdfast chaos`."""
-
-    worker: Annotated[str, about("Worker name, as shown by `holdfast ps`.", positional=True, required=True)] = ""
+class ChaosCommand(CommandOptions, frozen=True):
+    worker: Annotated[str, about("Worker name, as shown by `holdfast status`.", positional=True, required=True)] = ""
     fault: Annotated[str, about("Fault to inject; see above.", positional=True, required=True)] = ""
     factor: Annotated[float, about("slow: factor by which everything takes longer.")] = 20.0
     tokens: Annotated[int, about("error-after, truncate: number of tokens before the fault.")] = 5

@@ -1,8 +1,9 @@
-"""What must be so on this machine, and of the state directory, before anything is started; each refusal is one line
-with its mend.
+"""Checks the machine and the state directory before anything starts; each error is one line that says what to do.
 
-Sockets, logs and records with API keys lie in the state directory. Always true: it is a directory of this user, in
-which nobody else can write: whoever can write there can put a socket or a lock of his own in our place.
+Sockets, logs and records with API keys are in the state directory.
+
+Always true: the state directory belongs to this user, and no other user can write in it. Another user could otherwise
+replace a socket or a lock.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PYTHON_MIN = (3, 11)
 
 
 def check_machine(platform: str = sys.platform, version: tuple[int, int] = sys.version_info[:2]) -> None:
-    """Linux, a Python that is new enough, and descriptors to work with."""
+    """Raise UserError unless this is Linux, Python is new enough, and a process may open enough files."""
     if not platform.startswith("linux"):
         raise UserError(f"Holdfast needs Linux, this is {platform}; use a container or a Linux machine")
     if version < PYTHON_MIN:
@@ -39,7 +40,7 @@ def check_machine(platform: str = sys.platform, version: tuple[int, int] = sys.v
 
 
 def check_store(store: str) -> None:
-    """One that there can be, "" for our own; etcd needs a library that is not installed by default."""
+    """Raise UserError if the store's URL is invalid ("": the embedded store) or its library is not installed."""
     if store:
         check_url(store)
     if store.startswith("etcd://") and importlib.util.find_spec("aiohttp") is None:
@@ -47,7 +48,7 @@ def check_store(store: str) -> None:
 
 
 def check_engine(engine: str) -> None:
-    """Torch and vLLM are large, so they are not installed by default."""
+    """Raise UserError if the engine's packages are missing: they are large and not installed by default."""
     if engine == "torch" and importlib.util.find_spec("torch") is None:
         raise UserError(
             "the torch engine needs the package torch; install it: pip install 'holdfast-llm[torch]' "
@@ -58,7 +59,7 @@ def check_engine(engine: str) -> None:
 
 
 def settle_port(host: str, port: int, state_dir: Path) -> int:
-    """The port to serve on: `port` if it is free or ours already; a free one for 0."""
+    """Return the port to serve on: `port` if it is free or one of our frontends uses it; for 0 any free port."""
     wanted = str(TcpAddress(host, port))
     ours = [r for r in read_records(state_dir) if r.role == "frontend" and r.address == wanted and r.alive]
     return port if ours else _try_port(host, port)
@@ -68,7 +69,7 @@ def _try_port(host: str, port: int) -> int:
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
-            # Not SO_REUSEPORT: two strangers sharing a port would each get half of the other's requests.
+            # Not SO_REUSEPORT: two unrelated servers on one port would each get half of the other's requests.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(where)
             return int(probe.getsockname()[1])
@@ -81,7 +82,7 @@ def _try_port(host: str, port: int) -> int:
 def _explain(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return (
-            f"port {port} on {host} is in use (`ss -ltnp 'sport = :{port}'` shows by whom); "
+            f"port {port} on {host} is in use (`ss -ltnp 'sport = :{port}'` shows the process); "
             f"stop that, or choose another: holdfast up --port {port + 1 if port < 65535 else 8000}"
         )
     if error.errno == errno.EACCES:
@@ -95,8 +96,8 @@ def _explain(host: str, port: int, error: OSError) -> str:
 
 
 def check_leftovers(state_dir: Path, deployment: str) -> None:
-    """What an earlier supervisor left running is adopted, not replaced by something else; UserError, if it would be.
-    `deployment`: a manifest's; "": what options ask for."""
+    """Raise UserError if a dead supervisor of another deployment left processes running: `up` would adopt them.
+    `deployment`: the manifest's name; "": the deployment has no manifest."""
     last = last_holder(state_dir)
     if last is None or last.deployment == deployment:
         return
@@ -112,18 +113,19 @@ VARIABLE = "HOLDFAST_STATE_DIR"
 
 
 def own(state_dir: Path) -> None:
-    """Make it, or see that it is ours and may be written; UserError says what is wrong with it."""
+    """Create the state directory, or check that it belongs to this user and is writable; raise UserError if not."""
     made(state_dir, VARIABLE)
     found = state_dir.stat()
     mend = f"set {VARIABLE} to a directory of your own"
     if found.st_uid != os.geteuid():
         raise UserError(f"the state directory {state_dir} belongs to {_name(found.st_uid)}; {mend}")
     if found.st_mode & stat.S_IWOTH:
-        raise UserError(f"everyone may write in the state directory {state_dir}; {mend}, e.g. {state_dir / 'holdfast'}")
+        mend = f"{mend}, e.g. {state_dir / 'holdfast'}"
+        raise UserError(f"every user may write in the state directory {state_dir}; {mend}")
 
 
 def made(folder: Path, variable: str) -> None:
-    """Make a directory that only this user can look into, or see that one is there and may be written."""
+    """Create a directory that only this user can read, or check that the existing one is writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except FileExistsError:
@@ -132,28 +134,25 @@ def made(folder: Path, variable: str) -> None:
         why = error.strerror
         raise UserError(f"{folder} cannot be made: {why}; set {variable} to a directory that can") from None
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
-        why = "it is read-only" if _read_only(folder) else "permission denied"
+        read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
+        why = "it is read-only" if read_only else "permission denied"
         raise UserError(f"nothing can be written in {folder}: {why}; set {variable} to another directory")
 
 
 def readable(state_dir: Path) -> Path:
-    """The directory as it is, for who only looks; UserError if that cannot be."""
+    """Return the directory unchanged, for commands that only read it. Raise UserError if it cannot be read."""
     try:
         found = state_dir.stat()
     except (FileNotFoundError, NotADirectoryError):
-        return state_dir  # nothing runs there
+        return state_dir  # not created yet, so no process runs there
     except OSError as error:
         raise UserError(f"{state_dir} cannot be looked at: {error.strerror}; set {VARIABLE} to your own") from None
     if not stat.S_ISDIR(found.st_mode):
         raise UserError(f"{state_dir} is not a directory; set {VARIABLE} to one")
     if not os.access(state_dir, os.R_OK | os.X_OK, effective_ids=True):
-        who = _name(found.st_uid)
-        raise UserError(f"{state_dir} belongs to {who}, you cannot read it; set {VARIABLE} to a directory of your own")
+        owner = _name(found.st_uid)
+        raise UserError(f"{state_dir} belongs to {owner}, you cannot read it; set {VARIABLE} to one of your own")
     return state_dir
-
-
-def _read_only(folder: Path) -> bool:
-    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
 
 
 def _name(uid: int) -> str:

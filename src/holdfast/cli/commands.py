@@ -1,7 +1,7 @@
-"""Every command of `holdfast` as one row of a table: what is written, what it does, and the struct that does it.
+"""Lists the `holdfast` commands: one row for each name, with its help and the struct that runs it.
 
-A row names a struct by its module; only the one that was asked for is imported, and with it the rooms that it needs. So
-`holdfast ps` loads what looks, and nothing that serves.
+A row names a struct by its module. Only the module of the given command is imported, and with it the packages that it
+needs: `holdfast status` loads nothing that serves.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 
-from holdfast.cli.arguments import Asked
+from holdfast.cli.arguments import CommandOptions
 
 RUN = "Run and watch"
 CHANGE = "Change a running deployment (from a manifest)"
 FLEET = "Fleet: many models on many devices"
 PARTS = "Run single processes"
-BREAK = "Inject faults and measure"
+BREAK = "Inject faults"
 FAULTS = """\
 Inject a fault into a worker (start it with --allow-chaos).
 
@@ -46,20 +46,27 @@ Faults:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One row: what is written, what it does, and the struct that does it ("" for a group of others)."""
+    """A row of the table: a command, or a group of commands (`struct` is empty)."""
 
-    words: str
-    panel: str
+    words: str  # its name, e.g. "get models"
+    panel: str  # heading in `holdfast --help`
     about: str
-    asked: str = ""
+    struct: str = ""  # "module:name"
+    settings: str = ""  # its name in the `commands` of settings (default: `words`)
+    also: tuple[str, ...] = ()  # aliases: earlier names and singular forms
+    expert: bool = False  # listed only by `--help-all`
 
     @property
     def summary(self) -> str:
         return self.about.partition("\n\n")[0]
 
-    def load(self) -> type[Asked]:
-        module, _, name = self.asked.partition(":")
-        found: type[Asked] = getattr(importlib.import_module(f"holdfast.cli.{module}"), name)
+    @property
+    def group(self) -> str:
+        return self.words.rpartition(" ")[0]
+
+    def load(self) -> type[CommandOptions]:
+        module, _, name = self.struct.partition(":")
+        found: type[CommandOptions] = getattr(importlib.import_module(f"holdfast.cli.{module}"), name)
         return found
 
 
@@ -67,27 +74,90 @@ COMMANDS = (
     Command(
         "up",
         RUN,
-        "Start everything: store, vaults, workers with their standbys, frontend and control. Ctrl-C stops it.\n\n"
+        "Start store, vaults, workers with standbys, frontend and control. Ctrl-C stops them.\n\n"
         "By default it serves a real model, SmolLM2-135M-Instruct; `--engine sim` is a simulator that answers with "
         "random words. With `-f` it runs a manifest. If the store already has a revision of this deployment in place, "
         "it continues from there and the file is ignored (use `apply`).",
-        "start:Up",
+        "start:UpCommand",
     ),
-    Command("down", RUN, "Stop everything, even if its supervisor has died.", "down:Down"),
-    Command("ps", RUN, "List processes: state, streams, address, and what is wrong with them.", "ps:Ps"),
-    Command("top", RUN, "Live view: workers' health and tokens/s, degradation level, recent incidents.", "top:Top"),
-    Command("queue", RUN, "List waiting requests: model and place in the queue. `--kill` ends one.", "queue:Queue"),
-    Command("incidents", RUN, "Show what failed and why, what took over, and how long streams paused.", "ps:Incidents"),
+    Command("down", RUN, "Stop everything, even if its supervisor has died.", "down:DownCommand"),
+    Command(
+        "status",
+        RUN,
+        "List processes: state, streams, address, and what is wrong with them.\n\n"
+        "With `--watch`, a live view: workers' health and tokens/s, degradation level, recent incidents.",
+        "top:StatusCommand",
+        also=("ps",),
+    ),
+    Command(
+        "top",
+        RUN,
+        "Live view: workers' health and tokens/s, degradation level, recent incidents.",
+        "top:TopCommand",
+        expert=True,
+    ),
     Command(
         "chat",
         RUN,
-        "Chat with a model. A mark in the margin shows where an engine died and its standby took over.",
-        "chat.talk:Chat",
+        "Chat with a model; a mark in the margin shows where an answer was interrupted.",
+        "chat.talk:ChatCommand",
+    ),
+    Command(
+        "get",
+        RUN,
+        "List deployments, models, nodes, requests, events or incidents.\n\n"
+        "`holdfast get [NAME]` and `holdfast get deployments [NAME]` list deployments and their status; `-o yaml` "
+        "prints the manifest.",
+        "deployments.look:Get",
+    ),
+    Command(
+        "get models",
+        "",
+        "List models: desired, HOT and WARM replicas, and what is missing.",
+        "fleet.look:Models",
+        also=("models", "get model"),
+    ),
+    Command(
+        "get nodes",
+        "",
+        "List nodes: devices, host memory, and how much of each is leased.",
+        "fleet.look:Nodes",
+        also=("nodes", "get node"),
+    ),
+    Command(
+        "get requests",
+        "",
+        "List waiting requests: model and place in the queue. `--kill` ends one.",
+        "queue:RequestsCommand",
+        also=("queue", "get request"),
+    ),
+    Command(
+        "get events",
+        "",
+        "Print the fleet's current state as events, and with `--follow` each change: deploy, scale, evict, "
+        "kill_request, replica, queue_state.",
+        "fleet.events:Events",
+        also=("events", "get event"),
+    ),
+    Command(
+        "get incidents",
+        "",
+        "Show what failed and why, what took over, and how long streams paused.",
+        "status:IncidentsCommand",
+        also=("incidents", "get incident"),
+    ),
+    Command(
+        "get memory",
+        "",
+        "Show the vaults of this machine, and what is in them.",
+        "memory:MemoryCommand",
+        also=("memory status",),
+        expert=True,
     ),
     Command(
         "apply",
         CHANGE,
-        "Roll out a manifest as a new revision, which replaces the current one without losing a stream.\n\n"
+        "Roll out a manifest as a new revision, without losing a stream.\n\n"
         "A bad revision is rolled back automatically. With `--wait`, the exit status is 0 once it is in place, and 1 "
         "if it fails.",
         "deployments.change:Apply",
@@ -95,15 +165,18 @@ COMMANDS = (
     Command(
         "diff",
         CHANGE,
-        "Show what applying a manifest would change. Exit status: 0 no changes, 1 changes, >1 error.",
+        "Show what applying a manifest would change.\n\nExit status: 0 no changes, 1 changes, >1 error.",
         "deployments.change:Diff",
     ),
-    Command("get", CHANGE, "List deployments and their status; `-o yaml` prints the manifest.", "deployments.look:Get"),
     Command(
         "delete",
         CHANGE,
-        "Delete a deployment: its streams have 30 s to finish, then its processes and records are removed.",
+        "Delete a deployment, or with `delete request ID` end a request.\n\n"
+        "A deployment's streams have 30 s to finish, then its processes and records are removed.",
         "deployments.removal:Delete",
+    ),
+    Command(
+        "delete request", "", "End a queued or running request; its client gets an error.", "queue:EndRequestCommand"
     ),
     Command("rollout", CHANGE, "Show the progress and history of changes; pause, resume or undo a change."),
     Command(
@@ -113,12 +186,7 @@ COMMANDS = (
         "deployments.rollout:Status",
     ),
     Command("rollout history", "", "List past revisions, and the outcome of each.", "deployments.rollout:History"),
-    Command(
-        "rollout pause",
-        "",
-        "Start and drain no further replicas until resumed.",
-        "deployments.rollout:Pause",
-    ),
+    Command("rollout pause", "", "Start and drain no further replicas until resumed.", "deployments.rollout:Pause"),
     Command("rollout resume", "", "Continue a paused rollout.", "deployments.rollout:Resume"),
     Command(
         "rollout undo",
@@ -129,10 +197,11 @@ COMMANDS = (
     Command(
         "deploy",
         FLEET,
-        "Add a model to the fleet, or change one: by options, or with `-f` by a manifest of one worker service.\n\n"
-        "This writes the desired state to the store; the fleet (`holdfast up --backend local`) carries it out. A new "
+        "Add a model to the fleet, or change one.\n\n"
+        "The model is given by options, or with `-f` by a manifest of one worker service. This "
+        "writes the desired state to the store; the fleet (`holdfast up --backend local`) carries it out. A new "
         "version replaces the old one replica by replica. With `--wait`, the exit status is 0 once the desired number "
-        "of replicas is HOT, and 1 if that fails.",
+        "of replicas is HOT, else 1.",
         "fleet.deploy:Deploy",
     ),
     Command("scale", FLEET, "Set how many replicas of a model are HOT (on a device, serving).", "fleet.change:Scale"),
@@ -145,125 +214,84 @@ COMMANDS = (
         "fleet.change:Evict",
     ),
     Command(
-        "node",
+        "node join",
         FLEET,
-        "Join a fleet with this machine as one more node. Ctrl-C drains its replicas and leaves the fleet.\n\n"
+        "Join a fleet with this machine. Ctrl-C drains its replicas and leaves the fleet.\n\n"
         "The fleet was started by `holdfast up --backend local`, here or elsewhere; `--store` names its store. Several "
         "nodes on one machine need a name each (`--node`).",
         "fleet.node:Node",
+        settings="node",
+        also=("node",),
     ),
-    Command("models", FLEET, "List models: desired, HOT and WARM replicas, and what is missing.", "fleet.look:Models"),
+    Command("run", PARTS, "Run one process in the foreground: worker, frontend, control, store, vault or lock."),
     Command(
-        "events",
-        FLEET,
-        "Print the fleet's current state as events, and with `--follow` each change: deploy, scale, evict, "
-        "kill_request, replica, queue_state.",
-        "fleet.events:Events",
-    ),
-    Command("nodes", FLEET, "List nodes: devices, host memory, and how much of each is leased.", "fleet.look:Nodes"),
-    Command(
-        "worker",
-        PARTS,
+        "run worker",
+        "",
         "Run a worker: it hosts an engine, registers in the store and serves frontends.\n\n"
         "With a lock (`--lock`, `$FAILOVER_LOCK_PATH`) it is a standby until it gets the lock, and keeps its memory in "
-        "its device's vault (`--vault-socket`, or in `$GMS_SOCKET_DIR`; `holdfast memory serve` runs one).",
-        "start:Worker",
+        "its device's vault (`--vault-socket`, or in `$GMS_SOCKET_DIR`; `holdfast run vault` runs one).",
+        "start:WorkerCommand",
+        settings="worker",
+        also=("worker",),
     ),
     Command(
-        "frontend",
-        PARTS,
+        "run frontend",
+        "",
         "Run a frontend: the OpenAI-compatible HTTP server. Several may share one port.",
-        "start:Frontend",
+        "start:FrontendCommand",
+        settings="frontend",
+        also=("frontend",),
     ),
     Command(
-        "control",
-        PARTS,
+        "run control",
+        "",
         "Run a control: it checks workers with known-answer requests and decides how much traffic each gets.\n\n"
         "Several may run for one deployment; the one that has the lock (`--lock`) leads, and another takes over when "
         "it ends. While no control runs, serving continues with the last decisions.",
-        "start:Control",
+        "start:ControlCommand",
+        settings="control",
+        also=("control",),
     ),
-    Command("store", PARTS, "Run the embedded store (service discovery) for one machine or a few.", "start:Store"),
-    Command("memory", PARTS, "GPU and host memory that outlives processes: serve it, show it, move it."),
     Command(
-        "memory serve",
+        "run store",
         "",
-        "Run a vault (memory service) and its keeper for each device, in the foreground. Ctrl-C stops them.\n\n"
-        "Stopping them releases the memory; if the vault is killed, its keeper holds the memory.",
-        "memory:Serve",
+        "Run the embedded store (service discovery) for one machine or a few.",
+        "start:StoreCommand",
+        settings="store",
+        also=("store",),
     ),
-    Command("memory status", "", "Show the vaults of this machine, and what is in them.", "memory:Show"),
+    Command(
+        "run vault",
+        "",
+        "Run a vault (memory service) and its keeper for each device. Ctrl-C stops them.\n\n"
+        "Stopping them releases the memory; if the vault is killed, its keeper holds the memory.",
+        "memory:VaultCommand",
+        also=("memory serve",),
+    ),
+    Command(
+        "run lock",
+        "",
+        "Run a lock server: a group of engines elects its active one with it. Ctrl-C stops it.\n\n"
+        "Engines use it with `holdfast run worker --lock lock+tcp://host:port --lock-token-file FILE`. On TCP a token "
+        "is required. If it restarts with the same state file within the window, the holder keeps the lock.",
+        "start:LockCommand",
+        also=("lock serve",),
+    ),
+    Command("lock", PARTS, "Serve the lock by which a group of engines elects its active one.", expert=True),
+    Command("memory", PARTS, "Move weights between a device and host memory.", expert=True),
     Command(
         "memory demote",
         "",
         "Move a device's weights to host memory, and free the device memory.\n\n"
         "No process may have them mapped. A KV pool without an owner is freed too. The vault needs a host budget "
-        "(`memory serve --host-budget-gib`); weights in host memory are lost if the vault is killed.",
-        "memory_moves:Demote",
+        "(`run vault --host-budget-gib`); weights in host memory are lost if the vault is killed.",
+        "memory:DemoteCommand",
     ),
     Command(
         "memory promote",
         "",
         "Move a device's weights from host memory back to the device, unchanged; engines waiting for them get them.",
-        "memory_moves:Promote",
+        "memory:PromoteCommand",
     ),
-    Command("lock", PARTS, "Serve the lock by which a group of engines elects its active one."),
-    Command(
-        "lock serve",
-        "",
-        "Serve one election lock, in the foreground. Ctrl-C stops it.\n\n"
-        "Engines use it with `holdfast worker --lock lock+tcp://host:port --lock-token-file FILE`. On TCP a token is "
-        "required. If it restarts with the same state file within the window, the holder keeps the lock.",
-        "locks:Serve",
-    ),
-    Command("chaos", BREAK, FAULTS, "chaos:Chaos"),
-    Command("bench", BREAK, "Run the benchmarks behind every published figure."),
-    Command("bench frontend", "", "Measure the frontend's CPU time per streamed token.", "bench:Frontend"),
-    Command(
-        "bench memory",
-        "",
-        "Measure what sharing weights through a vault costs: remap and unmap times, and the memory used.",
-        "bench:Memory",
-    ),
-    Command(
-        "bench warm",
-        "",
-        "Measure how long moving weights takes between a device and host memory (demote and promote, repeated).",
-        "bench:Warm",
-    ),
-    Command(
-        "bench failover",
-        "",
-        "End the active engine repeatedly under load: lost and wrong answers, and the pauses that clients saw.",
-        "bench:Failover",
-    ),
-    Command(
-        "bench overload",
-        "",
-        "Overload workers from two frontends with 3:1 clients; count requests served, refused and lost.",
-        "bench:Overload",
-    ),
-    Command(
-        "bench health",
-        "",
-        "Inject each fault into one of four workers under load: what was detected, how soon, and at what cost.\n\n"
-        "Exits with 1 if a stream was lost, a fault was missed or a healthy worker was blamed. Canaries are sent more "
-        "often than by default; all thresholds are the defaults.",
-        "bench:Health",
-    ),
-    Command(
-        "bench degrade",
-        "",
-        "Stop workers one by one until none is left, then resume them, under load of all tiers: degradation levels, "
-        "batch sizes, and which requests were refused.\n\n"
-        "Exits with 1 if levels, refusals and batch sizes did not follow and return, premium was refused before level "
-        "4, or a noisy bound made levels flap. Times are shorter than the defaults; bounds and rules are not.",
-        "bench:Degrade",
-    ),
-    Command(
-        "bench engine",
-        "",
-        "Measure how fast the torch engine decodes on this CPU, with --fast and --exact, compared with transformers.",
-        "bench:Engine",
-    ),
+    Command("chaos", BREAK, FAULTS, "chaos:ChaosCommand"),
 )

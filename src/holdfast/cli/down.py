@@ -1,4 +1,4 @@
-"""`holdfast down`: stop everything of one state directory, whether or not its supervisor lives."""
+"""`holdfast down` stops all processes of one state directory, even if their supervisor is dead."""
 
 from __future__ import annotations
 
@@ -13,48 +13,47 @@ from typing import Annotated
 
 import msgspec
 
-from holdfast.cli.arguments import Asked
+from holdfast.cli.arguments import CommandOptions
 from holdfast.cli.checks import readable
 from holdfast.cli.screen import Screen
-from holdfast.core.clock import SystemClock
 from holdfast.core.errors import UserError
+from holdfast.core.ports import SystemClock
 from holdfast.roles.ray.clearing import left_in, take_away
 from holdfast.roles.running import child_command, log_dir
 from holdfast.settings import Environment
 from holdfast.spec.jobs import Job
+from holdfast.spec.launch import ROLES
 from holdfast.spec.names import node_dir
-from holdfast.spec.roles import ROLES
 from holdfast.spec.settings import about
 from holdfast.supervise.lock import holder, take_lock
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.processes import LocalProcesses
-from holdfast.supervise.records import Record, read_launch, read_records
+from holdfast.supervise.records import read_launch, read_records
 
-# Its stages are bounded below this, but for answers that may finish; past both it hangs, and is killed.
+# A supervisor stops everything in less time, plus the time that running answers have to finish. After both it is
+# killed.
 SUPERVISOR_S = 20.0
-KERNEL_S = 5.0  # from SIGKILL to its end
-# One after the other: `up --detach` hands the lock to another process. More than this is somebody who starts them.
+KERNEL_S = 5.0  # from SIGKILL to the end of the process
+# `up --detach` hands the lock to a second process. More supervisors than this means that a script keeps starting them.
 SUPERVISORS_MAX = 5
 LOOK_S = 0.05
 
 
-class Down(Asked, frozen=True):
-    """`holdfast down`."""
-
-    node: Annotated[str, about("Stop only this node, which `holdfast node` started here.")] = ""
+class DownCommand(CommandOptions, frozen=True):
+    node: Annotated[str, about("Stop only this node, which `holdfast node join` started here.")] = ""
 
     def run(self, env: Environment) -> int:
         state_dir = readable(env.state_dir)
         if self.node:
             return run_down(joined(state_dir, self.node))
-        for name in nodes_in(state_dir):  # before the store that they are told by
+        for name in nodes_in(state_dir):  # before the store, from which nodes read their actions
             Screen().line(f"node {name}:")
             run_down(node_dir(state_dir, name))
         return run_down(state_dir)
 
 
 def nodes_in(state_dir: Path) -> list[str]:
-    """Nodes of this machine of which something runs, by name."""
+    """Return the names of this machine's nodes that have a running process."""
     found = sorted(path.name for path in node_dir(state_dir, "").glob("*/") if path.is_dir())
     return [name for name in found if _runs(node_dir(state_dir, name))]
 
@@ -64,7 +63,7 @@ def _runs(state_dir: Path) -> bool:
 
 
 def joined(state_dir: Path, node: str) -> Path:
-    """The state directory of a node that was started here; UserError, if none of that name was."""
+    """Return the state directory of a node that was started here. Raise UserError if there is no node of that name."""
     if not node_dir(state_dir, node).is_dir() or "/" in node:
         known = ", ".join(nodes_in(state_dir))
         raise UserError(f"no node {node!r} was started here" + (f"; there is {known}" if known else ""))
@@ -72,7 +71,7 @@ def joined(state_dir: Path, node: str) -> Path:
 
 
 def run_down(state_dir: Path) -> int:
-    """Stop all of one directory and say what was stopped. That nothing runs is no error."""
+    """Stop all processes of one state directory and show which were stopped. If none runs, this is no error."""
     screen = Screen()
     if not state_dir.exists() and holder(state_dir) is None:
         screen.line(f"nothing runs in {state_dir}")
@@ -83,7 +82,10 @@ def run_down(state_dir: Path) -> int:
         patience_s = SUPERVISOR_S + max((job.stop_bound_s for job in jobs), default=0.0)
         lock, supervisors = _stop_supervisors(state_dir, screen, patience_s)
         try:
-            _say_gone(running, screen)
+            order = ["control", "frontend", "worker", "vault"]
+            for record in sorted(running, key=lambda r: order.index(r.role) if r.role in order else len(order)):
+                if not record.alive:
+                    screen.line(f"{record.name} stopped, pid {record.pid}")
             left = asyncio.run(_stop_records(state_dir, jobs, screen))
         finally:
             os.close(lock)
@@ -98,32 +100,29 @@ def run_down(state_dir: Path) -> int:
 
 
 def _jobs(state_dir: Path) -> list[Job]:
-    """What runs, as its supervisor started it: each may take its own time to leave."""
+    """Return the running processes as jobs: each has its own time limit to stop."""
     jobs = []
     for record in read_records(state_dir):
         if record.role in ROLES and (settings := read_launch(state_dir, record.name)) is not None:
-            with contextlib.suppress(msgspec.DecodeError):  # of another version: it has the time that anybody has
+            with contextlib.suppress(msgspec.DecodeError):  # written by another version: the default limit applies
                 jobs.append(Job.of(msgspec.json.decode(settings, type=ROLES[record.role])))
     return jobs
 
 
-def _say_gone(running: list[Record], screen: Screen) -> None:
-    order = ["control", "frontend", "worker", "vault"]
-    for record in sorted(running, key=lambda r: order.index(r.role) if r.role in order else len(order)):
-        if not record.alive:
-            screen.line(f"{record.name} stopped, pid {record.pid}")
-
-
 def _stop_supervisors(state_dir: Path, screen: Screen, patience_s: float) -> tuple[int, int]:
-    """Ask who holds the lock to stop everything, and wait for its end, until the lock is ours: nobody starts anything
-    from then on. The lock, and how many held it."""
+    """Stop the supervisor that holds the lock, then take the lock, so that no process is started any more. Return the
+    lock and the number of supervisors stopped."""
     stopped: set[int] = set()
     until_s = time.monotonic() + patience_s
     while (lock := take_lock(state_dir)) is None:
         found = holder(state_dir)
         pid = found.pid if found is not None else 0
-        # Who was stopped may be named for a while yet: its heir has the lock, and has not signed it.
-        pidfd = _open(pid) if pid not in stopped else None
+        # For a while the lock file may name a stopped supervisor: its successor holds the lock but has not written its
+        # pid.
+        pidfd = None
+        if pid and pid not in stopped:
+            with contextlib.suppress(OSError):
+                pidfd = os.pidfd_open(pid)
         if pidfd is not None:
             try:
                 _stop_one(pidfd, pid, screen, patience_s)
@@ -139,15 +138,8 @@ def _stop_supervisors(state_dir: Path, screen: Screen, patience_s: float) -> tup
     return lock, len(stopped)
 
 
-def _open(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid) if pid else None
-    except OSError:
-        return None
-
-
 def _stop_one(pidfd: int, pid: int, screen: Screen, patience_s: float) -> None:
-    for number in (signal.SIGTERM, signal.SIGCONT):  # a stopped supervisor hears SIGTERM only once it runs again
+    for number in (signal.SIGTERM, signal.SIGCONT):  # a stopped process handles SIGTERM only after SIGCONT
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, number)
     if not select.select([pidfd], [], [], patience_s)[0]:
@@ -157,10 +149,10 @@ def _stop_one(pidfd: int, pid: int, screen: Screen, patience_s: float) -> None:
 
 
 async def _stop_records(state_dir: Path, jobs: list[Job], screen: Screen) -> int:
-    """Stop what no supervisor stopped: its own died, or it was started by hand. How many that were."""
+    """Stop processes that no supervisor stopped (it died, or they were started by hand); return how many."""
 
     def tell(text: str) -> None:
-        if " adopted" not in text:  # how it is done here, not what was asked for
+        if " adopted" not in text:  # adoption is only how this command stops them
             screen.line(text)
 
     logs = LocalProcesses(log_dir(state_dir))

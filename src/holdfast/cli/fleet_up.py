@@ -1,5 +1,5 @@
-"""`holdfast up --backend local`: a store, a frontend and a control, and this machine as a node of their fleet; with
-`--backend ray` the nodes of a Ray cluster are."""
+"""`holdfast up --backend local` starts a store, a frontend, a control and this machine as a fleet's first node; with
+`--backend ray` the nodes are those of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from holdfast.roles.hosted import NodeSite
 from holdfast.roles.ray.cluster import check_installed
 from holdfast.settings import handed_on
 from holdfast.spec.deployment import DeploymentSpec
-from holdfast.spec.launch import StoredLaunch, WorkerLaunch
+from holdfast.spec.launch import RayLaunch, StoredLaunch, WorkerLaunch
 from holdfast.spec.names import check_process_name
 from holdfast.spec.plan import plan
-from holdfast.spec.roles import RayLaunch
 
 GIB = 2**30
-# Variables that replicas on other nodes have as well; a terminal's own say nothing there.
+# Prefixes of variables passed on to replicas on other nodes; the others concern only this terminal.
 OURS = ("HOLDFAST_", "DYN_", "HF_", "HOME")
 
 
@@ -37,7 +36,8 @@ def run_node(
     models: Sequence[ModelText] = (),
     secrets_dir: str = "",
 ) -> int:
-    """The exit status. UserError before anything is started."""
+    """Run the first node of a fleet and return the exit status. Invalid settings raise UserError before anything
+    starts."""
     node = node_name(spec)
     totals = totals_of(spec)
     bare = _bare(structs.replace(spec, node=node))
@@ -59,7 +59,7 @@ def run_node(
 def run_on_ray(
     state_dir: Path, spec: DeploymentSpec, detach: bool, tied: bool = True, models: Sequence[ModelText] = ()
 ) -> int:
-    """The exit status. UserError before anything is started."""
+    """Run a fleet on Ray and return the exit status. Invalid settings raise UserError before anything starts."""
     check_installed()
     bare = _bare(spec)
     ray = RayLaunch(
@@ -77,7 +77,7 @@ def run_on_ray(
 
 
 def _bare(spec: DeploymentSpec) -> DeploymentSpec:
-    """A fleet's replicas are all the workers that there are."""
+    """Return the deployment without workers: in a fleet all workers are replicas."""
     frontend = structs.replace(spec.frontend, known=structs.replace(spec.frontend.known, fleet=True))
     return structs.replace(spec, workers=0, standbys=0, gpus=(), worker=WorkerLaunch(model=""), frontend=frontend)
 
@@ -87,7 +87,7 @@ def _store_of(state_dir: Path, bare: DeploymentSpec) -> str:
 
 
 def node_name(spec: DeploymentSpec) -> str:
-    """UserError, if it cannot be one."""
+    """Return the node's name. Raise UserError if it is invalid."""
     node = spec.node or os.uname().nodename
     try:
         check_process_name(node)
@@ -97,7 +97,7 @@ def node_name(spec: DeploymentSpec) -> str:
 
 
 def totals_of(spec: DeploymentSpec) -> dict[str, int]:
-    """What replicas may have together of each device here, and of the host's memory."""
+    """Return how much memory all replicas together may use on each device and on the host."""
     free = free_host_bytes() if spec.gpus else 0
     host = free // 2 if spec.node_host_gib < 0 else int(spec.node_host_gib * GIB)
     return {**_devices(spec), HOST: host}
@@ -105,7 +105,7 @@ def totals_of(spec: DeploymentSpec) -> dict[str, int]:
 
 def _devices(spec: DeploymentSpec) -> dict[str, int]:
     if spec.gpus:
-        from holdfast.engines.torch.gpu.memory_plan import usable_bytes  # loads numpy
+        from holdfast.engines.torch.memory_plan import usable_bytes  # loads numpy
 
         sizes = sizes_of(spec.gpus)
         if not all(sizes):

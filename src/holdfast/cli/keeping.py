@@ -1,6 +1,6 @@
-"""How `holdfast up` keeps what it was asked for, whatever that is: here until Ctrl-C, or by a process of its own.
+"""Runs a deployment for `holdfast up`: in the foreground until Ctrl-C, or in a background process.
 
-Always true: who is told that it is up can use it; whoever calls it off before that means all of it.
+Always true: once `up` reports the deployment as up, it can be used; Ctrl-C before that stops all its processes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from holdfast.roles.starting import Doing, log_since, log_size
 from holdfast.supervise.lock import Holder, holder, sign, signed, take_lock
 from holdfast.supervise.processes import LocalProcesses, exit_words
 
-CALLED_OFF_S = 15.0  # a whole Ctrl-C takes ten seconds at most; past this `holdfast down` is needed
-INTERRUPTED = 130  # what a shell says of a command that Ctrl-C ended
-WATCH_GRACE_S = 15.0  # on top of the bound, for a detached supervisor to take everything down again
+CALLED_OFF_S = 15.0  # a stop takes ten seconds at most; after this `holdfast down` is needed
+INTERRUPTED = 130  # exit status in shells of a command ended by Ctrl-C
+WATCH_GRACE_S = 15.0  # added to the limit: time for a detached supervisor to stop everything again
 
 
-class Wish(Protocol):
-    """What `up` was asked for, and what it shows of it."""
+class StartUp(Protocol):
+    """A deployment that `up` starts, and what `up` shows of it."""
 
     @property
     def screen(self) -> Screen: ...
@@ -43,21 +43,22 @@ class Wish(Protocol):
 
     @property
     def wait_s(self) -> float:
-        """Until it serves."""
+        """Return the time limit until it serves."""
 
     @property
     def starting(self) -> str:
-        """What is said at first."""
+        """Return the line to show first."""
 
     async def follow(self, show: Callable[[Doing], None]) -> None:
-        """Show what it is doing, until cancelled."""
+        """Show the progress of the start until cancelled."""
 
     async def show(self, lack: str = "") -> None:
-        """The screen that says what runs; `lack`: what keeps it from serving."""
+        """Show what runs; `lack`: why it does not serve."""
 
 
 def taken_lock(state_dir: Path, deployment: str, already: Callable[[], str]) -> int:
-    """The state directory's lock, for what is to be kept there; UserError: somebody has it, or something else runs."""
+    """Take the state directory's lock and return it. Raise UserError if another process holds it or another deployment
+    runs there."""
     free = holder(state_dir) is None
     if free:
         check_leftovers(state_dir, deployment)
@@ -67,51 +68,51 @@ def taken_lock(state_dir: Path, deployment: str, already: Callable[[], str]) -> 
     return lock
 
 
-def keep(wish: Wish, lock: int, *, detach: bool, tied: bool) -> int:
-    """The exit status; UserError says why it is not up, and then nothing runs."""
-    return _detached(wish, lock) if detach else asyncio.run(_foreground(wish, lock, tied))
+def keep(start_up: StartUp, lock: int, *, detach: bool, tied: bool) -> int:
+    """Run the deployment and return the exit status. Raise UserError if it did not start; then no process is left."""
+    return _detached(start_up, lock) if detach else asyncio.run(_foreground(start_up, lock, tied))
 
 
-async def _foreground(wish: Wish, lock: int, tied: bool) -> int:
+async def _foreground(start_up: StartUp, lock: int, tied: bool) -> int:
     with contextlib.ExitStack() as spinner:
-        busy = spinner.enter_context(wish.screen.busy(wish.starting))
+        busy = spinner.enter_context(start_up.screen.busy(start_up.starting))
         async with asyncio.TaskGroup() as tasks:
-            following = tasks.create_task(wish.follow(busy.show))
+            following = tasks.create_task(start_up.follow(busy.show))
 
             async def shown(lack: str) -> None:
                 following.cancel()
                 spinner.close()
                 sign(lock, replace(signed(lock), up=not lack, lack=lack))
-                await wish.show(lack)
+                await start_up.show(lack)
 
             def stopping() -> None:
                 following.cancel()
                 busy.say("stopping …")
 
             trouble = await keep_up(
-                wish.kept, lock=lock, tied=tied, tell=wish.screen.event, shown=shown, stopping=stopping
+                start_up.kept, lock=lock, tied=tied, tell=start_up.screen.event, shown=shown, stopping=stopping
             )
             following.cancel()
     if trouble is not None:
-        raise type(trouble)(f"{trouble} (logs in {log_dir(wish.kept.state_dir)})")
-    wish.screen.line("everything has stopped")
+        raise type(trouble)(f"{trouble} (logs in {log_dir(start_up.kept.state_dir)})")
+    start_up.screen.line("everything has stopped")
     return 0
 
 
-def _detached(wish: Wish, lock: int) -> int:
-    log = LocalProcesses(log_dir(wish.kept.state_dir)).path("up")
+def _detached(start_up: StartUp, lock: int) -> int:
+    log = LocalProcesses(log_dir(start_up.kept.state_dir)).path("up")
     mark = log_size(log)
-    child = _spawn_background(wish.kept, lock)
+    child = _spawn_background(start_up.kept, lock)
     try:
-        lack = asyncio.run(_watch_background(wish, child))
+        lack = asyncio.run(_watch_background(start_up, child))
         if lack is None:
             kind = Refused if child.returncode == REFUSED else UserError
-            why = _why_ended(child, signed(lock), log_since(log, mark)) + _if_full(wish.kept.state_dir)
+            why = _why_ended(child, signed(lock), log_since(log, mark)) + _if_full(start_up.kept.state_dir)
             raise kind(f"{why} (logs in {log.parent})")
         return 1 if lack else 0
     except KeyboardInterrupt:
-        # Nobody has been told yet that it runs: whoever calls it off means all of it.
-        wish.screen.line("stopping …")
+        # `up` has not reported it as up, so Ctrl-C stops all its processes.
+        start_up.screen.line("stopping …")
         child.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(CALLED_OFF_S)
@@ -119,7 +120,8 @@ def _detached(wish: Wish, lock: int) -> int:
 
 
 def _why_ended(child: subprocess.Popen[bytes], said: Holder, logged: Sequence[str]) -> str:
-    """Why a supervisor ended before all was up: by its own word if it had one, else by the kernel's. Pure."""
+    """Return why a supervisor ended before the deployment was up: the reason it recorded, else its exit status.
+    Pure."""
     if said.pid == child.pid and said.trouble:
         return said.trouble
     if child.returncode == 0:
@@ -129,12 +131,12 @@ def _why_ended(child: subprocess.Popen[bytes], said: Holder, logged: Sequence[st
 
 
 def _if_full(state_dir: Path) -> str:
-    """That there is no room for a word of why, if so."""
+    """Return a note if the disk is full: then the logs have no reason."""
     return f"; the disk of {state_dir} is full" if os.statvfs(state_dir).f_bavail == 0 else ""
 
 
 def _spawn_background(kept: Planned | Rolled | Joined, lock: int) -> subprocess.Popen[bytes]:
-    """Start the supervisor in a session of its own, with the lock in its hands."""
+    """Start the supervisor in a new session and pass it the lock."""
     logs = log_dir(kept.state_dir)
     logs.mkdir(parents=True, exist_ok=True, mode=0o700)
     with LocalProcesses(logs).path("up").open("ab") as log:
@@ -147,35 +149,35 @@ def _spawn_background(kept: Planned | Rolled | Joined, lock: int) -> subprocess.
             pass_fds=(lock,),
             cwd=kept.state_dir,
         )
-    # Not only once it can itself: `holdfast down` asks whom to stop. And before it can say more.
+    # The parent writes the child's pid at once, because `holdfast down` reads here which process to stop.
     sign(lock, replace(signed(lock), pid=child.pid, detached=True))
     assert child.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has ended, and whoever watches says why
+    with contextlib.suppress(BrokenPipeError):  # the child has ended; the caller reports why
         child.stdin.write(kept.encoded())
         child.stdin.close()
     return child
 
 
-async def _watch_background(wish: Wish, child: subprocess.Popen[bytes]) -> str | None:
-    """What keeps it from serving, "": nothing; None: it ended."""
-    with wish.screen.busy(wish.starting) as busy:
+async def _watch_background(start_up: StartUp, child: subprocess.Popen[bytes]) -> str | None:
+    """Return why the deployment does not serve ("": it serves), or None if the supervisor ended."""
+    with start_up.screen.busy(start_up.starting) as busy:
         async with asyncio.TaskGroup() as tasks:
-            following = tasks.create_task(wish.follow(busy.show))
-            lack = await _wait_until_up(wish.kept.state_dir, child, wish.wait_s + WATCH_GRACE_S)
+            following = tasks.create_task(start_up.follow(busy.show))
+            lack = await _wait_until_up(start_up.kept.state_dir, child, start_up.wait_s + WATCH_GRACE_S)
             following.cancel()
     if child.poll() is not None:
         return None
-    await wish.show(lack)
+    await start_up.show(lack)
     return lack
 
 
 async def _wait_until_up(state_dir: Path, child: subprocess.Popen[bytes], bound_s: float) -> str:
-    """Until the new supervisor says that all is up: ""; or that it is not, or the bound passed: why. Or it ended."""
+    """Wait for the new supervisor. Return "" if the deployment is up, else why it does not serve."""
     loop = asyncio.get_running_loop()
     until_s = loop.time() + bound_s
     while loop.time() < until_s and child.poll() is None:
         found = holder(state_dir)
         if found is not None and found.pid == child.pid and (found.up or found.lack):
             return found.lack
-        await asyncio.sleep(0.05)  # files cannot be waited on without inotify; a person does not see 50 ms
+        await asyncio.sleep(0.05)  # polling a file; 50 ms are not noticeable
     return f"its supervisor (pid {child.pid}) has not reported within {bound_s:g} s that it serves"

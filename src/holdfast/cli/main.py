@@ -1,10 +1,13 @@
-"""The `holdfast` command's first lines: refuse what cannot work, then hand over to `cli.app`.
+"""Starts the `holdfast` command: prepares the standard files, calls `cli.app`, and reports errors.
 
-Always true: a person's mistake ends in one line on stderr, never in a traceback, and in status 2 for words that make no
-sense, 78 where trying again cannot help, else 1. A character that the terminal's encoding does not have costs its
-looks, never the command; an output that cannot be written is such a line, a reader that left is status 1 without one.
-With `--json` the line is on standard output too, as `{"error": "…"}`, unless a document stands there already.
-What is imported before the version check must load on any Python 3.
+Always true:
+- A user's mistake ends in one line on stderr, never in a traceback.
+- The exit status is 2 for a usage error, 78 if trying again cannot help, else 1.
+- A character that the terminal's encoding lacks is replaced.
+- Output that cannot be written is an error of one line. If the reader of a pipe has left, the status is 1 without a
+  line.
+- With `--json` or `-o json` the error is also on standard output, as `{"error": "…"}`, unless other output is there.
+- Modules imported before the version check load on any Python 3.
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ import os
 import sys
 from typing import TextIO
 
-USAGE = 2  # words that make no sense
-INTERRUPTED = 130  # what a shell says of a command that Ctrl-C ended
+USAGE = 2  # exit status of an invalid command line
+INTERRUPTED = 130  # exit status in shells of a command ended by Ctrl-C
+JSON = {"--json", "--json=true", "-ojson", "--output=json"}
 NAME = "holdfast-plain"
 PLAIN = {"…": "...", "·": "-", "–": "-", "—": "-", "×": "x", "→": "->", "’": "'"}
 
@@ -36,26 +40,35 @@ def main() -> None:
     write_begins()
     try:
         status = run(sys.argv[1:])
-        write_out()  # what was shown and could not be, too
+        write_out()  # raises UserError if earlier output could not be written
     except UserError as error:
-        told = " ".join(str(error).split())
+        text = " ".join(str(error).split())
         with contextlib.suppress(OSError):
-            print(f"holdfast: {told}", file=sys.stderr, flush=True)
-        if {"--json", "--json=true"} & {*sys.argv[1:]} and not has_written():
+            print(f"holdfast: {text}", file=sys.stderr, flush=True)
+        if asks_for_json(sys.argv[1:]) and not has_written():
             with contextlib.suppress(OSError, UserError):
-                write_out(json.dumps({"error": told}) + "\n")
+                write_out(json.dumps({"error": text}) + "\n")
         status = USAGE if isinstance(error, UsageError) else exit_status(error)
     except KeyboardInterrupt:
         status = INTERRUPTED
-    except BrokenPipeError:  # who read what it says has gone
+    except BrokenPipeError:  # the reader of its output has left
         status = 1
     let_go(sys.stdout)
     let_go(sys.stderr)
     sys.exit(status)
 
 
+def asks_for_json(words: list[str]) -> bool:
+    """Return True if the arguments ask for JSON: `--json`, `-o json`, `--output=json` and the like."""
+    from itertools import pairwise  # exists from Python 3.10
+
+    pairs = set(pairwise(words))
+    return bool(JSON & {*words} or {("-o", "json"), ("--output", "json")} & pairs)
+
+
 def let_go(stream: TextIO) -> None:
-    """What cannot be written is left: else the interpreter would fail at its own last flush."""
+    """Flush the stream. If it cannot be written, discard its buffer, because the interpreter's own flush at exit would
+    fail."""
     try:
         stream.flush()
     except OSError:
@@ -63,26 +76,26 @@ def let_go(stream: TextIO) -> None:
 
 
 def open_what_is_closed() -> None:
-    """Who starts us without a standard file (`>&-`) gets /dev/null there: else a lock or a socket would take its
-    number, and be lost where a child is given its own."""
+    """Open /dev/null in place of a closed standard file (`>&-`). A lock or socket would otherwise get its number and be
+    lost in child processes, which replace these numbers."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
-        except OSError:  # the lowest number that is free is this one
+        except OSError:  # open() returns the lowest free number: this one
             os.open(os.devnull, os.O_RDWR)
             setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
 
 
 def plain(error: UnicodeError) -> tuple[str, int]:
-    """An error handler of codecs: what stands in for what cannot be encoded."""
+    """Return replacements for characters that cannot be encoded (a codecs error handler)."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(PLAIN.get(char, "?") for char in error.object[error.start : error.end]), error.end
 
 
 def soften_output() -> None:
-    """Let standard output and error replace what their encoding does not have, where they would refuse it."""
+    """Make standard output and error replace characters that their encoding lacks."""
     codecs.register_error(NAME, plain)
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # else it is somebody's own, who decides for himself
+        if hasattr(stream, "reconfigure"):  # a stream of another program may lack it
             stream.reconfigure(errors=NAME)

@@ -1,4 +1,5 @@
-"""`holdfast up -f FILE`: keep a manifest's deployment on this machine, and change it as `holdfast apply` asks."""
+"""`holdfast up -f FILE` runs a manifest's deployment on this machine, and updates it when `holdfast apply` changes
+it."""
 
 from __future__ import annotations
 
@@ -9,21 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
 from holdfast import __version__
-from holdfast.cli.api_keys import api_keys_in
+from holdfast.cli.api_keys import first_key
 from holdfast.cli.checks import check_engine, check_machine, check_store, made, own, settle_port
 from holdfast.cli.deployments.book import Book, opened
 from holdfast.cli.deployments.files import Written
 from holdfast.cli.keeping import keep, taken_lock
-from holdfast.cli.ps import Looked, look_around
 from holdfast.cli.screen import Screen, chat_command, open_warning, show_up
+from holdfast.cli.status import look_around
 from holdfast.cli.up import already, choose_and_tell
 from holdfast.core.address import TcpAddress, parse_address
 from holdfast.core.errors import UserError, settled
-from holdfast.core.tiers import split_key
 from holdfast.discovery.keys import STEWARDS
 from holdfast.roles.devices import choose, sizes_of
 from holdfast.roles.model_names import named
@@ -32,26 +31,21 @@ from holdfast.roles.starting import Doing
 from holdfast.rollout.steward import decode
 from holdfast.spec.deployment import check_state_dir
 from holdfast.spec.engines import REAL
-from holdfast.spec.launch import FrontendLaunch, Launch, WorkerLaunch
+from holdfast.spec.launch import FrontendLaunch, Launch, RecordedLaunch, WorkerLaunch
 from holdfast.spec.manifest.whole import whole
 from holdfast.supervise.changing import kept_jobs
 from holdfast.supervise.lock import Holder, holder, sign
 from holdfast.supervise.records import read_launch
 from holdfast.supervise.replicas import whose
-from holdfast.supervise.status import Status, web_address
+from holdfast.supervise.status import web_address
 
-ALL = 1024  # GPUs: a rollout may need more than the first revision
-LOOK_S = 0.2  # between two looks at how far it is; a person sees it move
-
-
-class _Listening(msgspec.Struct):
-    """What of a frontend's launch says where it listens, whichever version wrote it."""
-
-    address: str
+ALL = 1024  # GPUs to choose: a later revision may need more than the first
+LOOK_S = 0.2  # between updates of the progress display
 
 
 def run_manifest(written: Written, site: Site, device: str, *, detach: bool, tied: bool) -> int:
-    """The exit status. UserError before anything is started."""
+    """Run a manifest's deployment and return the exit status. Invalid settings raise UserError before anything
+    starts."""
     state_dir, name = Path(site.state_dir), written.manifest.name
     with settled():
         check_machine()
@@ -67,14 +61,14 @@ def run_manifest(written: Written, site: Site, device: str, *, detach: bool, tie
             launches, site = _on_devices(written, site, device)
         screen = Screen()
         site = _at_its_ports(name, site, launches, screen)
-        return keep(ManifestWish(screen, Rolled(site), detach), lock, detach=detach, tied=tied)
+        return keep(ManifestStartUp(screen, Rolled(site), detach), lock, detach=detach, tied=tied)
     finally:
         os.close(lock)
 
 
 def _with_secrets(written: Written, site: Site) -> Site:
-    """Return the site with the hashes of the manifest's secrets, whose values are kept from now on, and with variables
-    such as HOLDFAST_API_KEYS that an earlier `up` had and this one has not."""
+    """Return the site with the hashes of the manifest's secrets. Add variables such as HOLDFAST_API_KEYS that an
+    earlier `up` had and this one lacks. From now on the secrets' values are stored."""
     files = site.secret_files
     return replace(
         site,
@@ -87,12 +81,12 @@ def _already(state_dir: Path, name: str) -> str:
     found = holder(state_dir)
     if found is None or found.deployment != name:
         return already(state_dir)
-    who = f"{name} runs already (pid {found.pid}) in {state_dir}"
-    return f"{who}: change it with `holdfast apply -f FILE`; `holdfast get` shows it, `holdfast down` stops it"
+    running = f"{name} runs already (pid {found.pid}) in {state_dir}"
+    return f"{running}: change it with `holdfast apply -f FILE`; `holdfast get` shows it, `holdfast down` stops it"
 
 
 def _on_devices(written: Written, site: Site, device: str) -> tuple[list[Launch], Site]:
-    """What the manifest's first processes would be, and the machine with the GPUs that they may have."""
+    """Return the manifest's first processes, and the site with the GPUs that they may use."""
     launches = whole(written.manifest, site.machine, (), named)
     engines = {launch.engine for launch in launches if isinstance(launch, WorkerLaunch)}
     for engine in sorted(engines):
@@ -108,12 +102,12 @@ def _on_devices(written: Written, site: Site, device: str) -> tuple[list[Launch]
 
 
 def _at_its_ports(name: str, site: Site, launches: list[Launch], screen: Screen) -> Site:
-    """With the port that its frontends can have, unless their containers say one. Those that were there before go on
-    where they listen, and others join them."""
+    """Return the site with a free port for its frontends, unless their containers set one. Frontends that already run
+    keep their port; new ones use the same."""
     state_dir, before = Path(site.state_dir), site.port
     ours = [job for job in kept_jobs(state_dir) if job.role == "frontend" and whose(job.name, name, ())]
     for job in ours[:1]:
-        at = parse_address(msgspec.json.decode(job.settings, type=_Listening).address)
+        at = parse_address(RecordedLaunch.of(job.settings).address)
         if isinstance(at, TcpAddress) and (at.host, at.port) != (site.host, site.port):
             screen.line(f"its frontends go on at {web_address(str(at))}", style="dim")
             site = replace(site, host=at.host, port=at.port)
@@ -126,8 +120,8 @@ def _at_its_ports(name: str, site: Site, launches: list[Launch], screen: Screen)
 
 
 @dataclass(frozen=True, slots=True)
-class ManifestWish:
-    """A manifest's deployment, and what `up` shows of it, in the foreground and detached alike."""
+class ManifestStartUp:
+    """A manifest's deployment and what `up` shows of it, in the foreground and detached."""
 
     screen: Screen
     kept: Rolled
@@ -151,34 +145,44 @@ class ManifestWish:
     async def show(self, lack: str = "") -> None:
         name, state_dir = self.kept.manifest.name, self.kept.state_dir
         looked = await look_around(state_dir)
+        frontends = [
+            (one, RecordedLaunch.of(read_launch(state_dir, one.name)).api_keys)
+            for one in looked.statuses
+            if one.role == "frontend" and one.address
+        ]
+        chat = ""
+        for status, keys in frontends[:1]:
+            models = looked.pages.get(status.name, {}).get("models") or ["MODEL"]
+            private = self.screen.terminal.is_terminal
+            chat = chat_command(web_address(status.address), models[0], first_key(keys), private=private)
         title = f"Holdfast {__version__} runs {name}, but {lack}" if lack else f"Holdfast {__version__} is up: {name}"
         more = "Change it with `holdfast apply -f FILE`; `holdfast get` and `holdfast rollout status` show how it is."
         show_up(
             self.screen,
             title,
             looked.statuses,
-            chat=_chat(state_dir, looked, private=self.screen.terminal.is_terminal),
+            chat=chat,
             state_dir=state_dir,
             detached=self.detached,
-            warning=_open_warning(state_dir, looked),
+            warning=open_warning(one.address for one, keys in frontends if not keys),
             more=more,
         )
         if self.detached and not lack:
             await self._show_what_goes_on()
 
     async def _show_what_goes_on(self) -> None:
-        """Who is detached has told it in its log only. It is up, whether or not that can be read back."""
+        """Show a note if an earlier revision continues: a detached supervisor writes this only to its log. If the store
+        cannot be read, show nothing."""
         seen = None
         with contextlib.suppress(UserError):
             async with opened(self.kept.machine.store_url) as book:
                 await book.whole()
                 seen = book.seen(self.kept.manifest.name)
-        if seen is not None and (told := goes_on(seen.wanted, self.kept.manifest, self.kept.site.secret_digests)):
-            self.screen.line(f"\n{told}", style="yellow")
+        if seen is not None and (note := goes_on(seen.wanted, self.kept.manifest, self.kept.site.secret_digests)):
+            self.screen.line(f"\n{note}", style="yellow")
 
 
 def doing(name: str, book: Book) -> dict[str, str]:
-    """What each service that is not whole is at."""
     steward = decode(book.values.get(STEWARDS + name))
     if steward is None:
         return {name: "waiting for the store"}
@@ -186,25 +190,3 @@ def doing(name: str, book: Book) -> dict[str, str]:
         return {name: steward.trouble or "about to begin"}
     late = [one for one in steward.report.services if not one.new == one.wanted == one.there]
     return {one.name: str(one).partition(": ")[2] for one in late}
-
-
-def _chat(state_dir: Path, looked: Looked, *, private: bool) -> str:
-    """How to talk to the first frontend; "" without one."""
-    for status in _frontends(looked):
-        models = looked.pages.get(status.name, {}).get("models") or ["MODEL"]
-        keys = _keys(state_dir, status.name)
-        key = split_key(keys[0])[0] if keys else ""
-        return chat_command(web_address(status.address), models[0], key, private=private)
-    return ""
-
-
-def _open_warning(state_dir: Path, looked: Looked) -> str:
-    return open_warning([one.address for one in _frontends(looked) if not _keys(state_dir, one.name)], ())
-
-
-def _frontends(looked: Looked) -> list[Status]:
-    return [status for status in looked.statuses if status.role == "frontend" and status.address]
-
-
-def _keys(state_dir: Path, name: str) -> tuple[str, ...]:
-    return api_keys_in(read_launch(state_dir, name))

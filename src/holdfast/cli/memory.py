@@ -1,20 +1,23 @@
-"""`holdfast memory`: run vaults until asked to stop, and ask the running ones.
+"""`holdfast run vault` runs vaults, `get memory` shows them, and `memory demote` and `promote` move weights between a
+device and host memory.
 
-Always true: when `serve` ends, however it ends, its vaults and keepers end; a vault that does not answer within a
-second is shown as silent and delays nobody.
+Always true: when `run vault` ends, for whatever reason, its vaults and keepers end. A vault that does not answer within
+a second is shown as silent and does not delay the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-from holdfast.cli.arguments import Asked, Json
+import msgspec
+
+from holdfast.cli.arguments import CommandOptions, Json
 from holdfast.cli.checks import made
 from holdfast.cli.screen import Screen, tilde
 from holdfast.cli.terminal import Cell, write_out
@@ -22,16 +25,17 @@ from holdfast.core.address import TcpAddress, parse_address
 from holdfast.core.errors import UserError
 from holdfast.core.limits import raise_descriptor_limit
 from holdfast.core.tasks import Tasks
-from holdfast.memory.client.calls import open_connection
-from holdfast.memory.errors import VaultRefused
-from holdfast.memory.finding import device_name, gpu_uuids
-from holdfast.memory.protocol import GetStatus
+from holdfast.memory.client import calls
+from holdfast.memory.client.calls import VaultRefused, call_once
+from holdfast.memory.devices import device_name, gpu_uuids
+from holdfast.memory.protocol import GetStatus, Moved
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
 from holdfast.settings import Environment
 from holdfast.spec.names import socket_path
 from holdfast.spec.settings import about
 
+GIB = 1024**3
 ASK_S = 1.0
 READY_S = 10.0
 PAGE_S = 0.5
@@ -46,8 +50,8 @@ SocketDir = Annotated[
 # -- serve
 
 
-class Serve(Asked, frozen=True):
-    """`holdfast memory serve`: in the foreground; the vaults' own lines appear here, one per event."""
+class VaultCommand(CommandOptions, frozen=True):
+    """Runs vaults in the foreground and shows their log lines, one per event."""
 
     device: Annotated[
         tuple[str, ...], about("Device to serve: host-0, a GPU's UUID (nvidia-smi -L), or cuda-0; may be repeated.")
@@ -76,8 +80,8 @@ class Serve(Asked, frozen=True):
         _check_status_address(self.status_address, len(names))
         raise_descriptor_limit()
         bounds: dict[str, Any] = {
-            "budget_bytes": round(self.budget_gib * 1024**3),
-            "host_budget_bytes": round(self.host_budget_gib * 1024**3),
+            "budget_bytes": round(self.budget_gib * GIB),
+            "host_budget_bytes": round(self.host_budget_gib * GIB),
             "allowed_uids": self.allow_uid,
         }
         page = self.status_address
@@ -113,7 +117,7 @@ async def _serve(vaults: list[VaultProcesses], screen: Screen) -> int:
         for vault in vaults:
             await _ready(vault, screen, over)
         if not over.is_set():
-            screen.line("Ctrl-C ends it and lets go of the memory; `holdfast memory status` shows it.", style="dim")
+            screen.line("Ctrl-C ends it and lets go of the memory; `holdfast get memory` shows it.", style="dim")
         await over.wait()
     finally:
         await tasks.stop()
@@ -124,11 +128,10 @@ async def _serve(vaults: list[VaultProcesses], screen: Screen) -> int:
 
 
 async def _ready(vault: VaultProcesses, screen: Screen, over: asyncio.Event) -> None:
-    """Say that it answers, or that it does not."""
     path = vault.settings.socket_path
     facts = await _ask(path, READY_S)
     if vault.settings.status_address and not facts.get("status_address"):
-        await asyncio.sleep(PAGE_S)  # the page comes a moment after the vault
+        await asyncio.sleep(PAGE_S)  # the status page starts shortly after the vault
         facts = await _ask(path, READY_S)
     if over.is_set():
         return
@@ -141,9 +144,7 @@ async def _ready(vault: VaultProcesses, screen: Screen, over: asyncio.Event) -> 
 # -- status
 
 
-class Show(Asked, frozen=True):
-    """`holdfast memory status`."""
-
+class MemoryCommand(CommandOptions, frozen=True):
     socket_dir: SocketDir = None
     history: Annotated[bool, about("Also show recent events.")] = False
     json: Json = False
@@ -151,22 +152,22 @@ class Show(Asked, frozen=True):
     def run(self, env: Environment) -> int:
         folder = folder_of(self.socket_dir, env)
         found = asyncio.run(ask_all(sorted(str(path) for path in folder.glob("gms_*.sock"))))
-        return _show_json(found, self.history) if self.json else _show(folder, found, self.history)
-
-
-def _show_json(found: list[Facts], history: bool) -> int:
-    for facts in found if not history else ():
-        facts.pop("history", None)
-    write_out(json.dumps(found, indent=2) + "\n")
-    return 0
+        if not self.json:
+            return _show(folder, found, self.history)
+        for facts in found if not self.history else ():
+            facts.pop("history", None)
+        write_out(json.dumps(found, indent=2) + "\n")
+        return 0
 
 
 def _show(folder: Path, found: list[Facts], history: bool) -> int:
     screen = Screen()
     if not found:
-        screen.line(f"no vault in {tilde(folder)}; start one with `holdfast memory serve --device host-0`")
+        screen.line(f"no vault in {tilde(folder)}; start one with `holdfast run vault --device host-0`")
         return 0
-    _table(found, screen)
+    titles = ("device", "weights", "identity", "GiB", "host GiB", "readers", "waiting", "pool", "pool GiB", "pid")
+    right = ("GiB", "host GiB", "readers", "waiting", "pool GiB", "pid")
+    screen.terminal.table(titles, [_row(facts) for facts in found], right)
     for facts in found if history else ():
         screen.line(f"\n{facts['device']}", style="bold")
         for event in facts.get("history", ())[-SHOWN_MAX:]:
@@ -175,17 +176,15 @@ def _show(folder: Path, found: list[Facts], history: bool) -> int:
 
 
 async def ask_all(paths: list[str]) -> list[Facts]:
-    """Every vault's facts, asked at once; one that is silent has an `error` instead."""
+    """Ask all vaults at once and return their facts; a vault that does not answer has an `error` instead."""
     return list(await asyncio.gather(*(_ask(path, ASK_S) for path in paths)))
 
 
 async def _ask(path: str, within_s: float) -> Facts:
     device = Path(path).name.removeprefix("gms_").removesuffix(".sock")
-    connection = None
     try:
         async with asyncio.timeout(within_s):
-            connection, _ = await open_connection(path, f"status-{os.getpid()}", -1, within_s, vault_uids=None)
-            answer = await connection.call(GetStatus, within_s)
+            answer = await call_once(path, GetStatus, within_s, connect_s=within_s, vault_uids=None)
         facts: Facts = json.loads(answer.facts)
         return facts | {"socket": path}
     except TimeoutError:
@@ -194,21 +193,62 @@ async def _ask(path: str, within_s: float) -> Facts:
         refused = isinstance(error, ConnectionRefusedError)
         why = "its vault was killed and has not been restarted" if refused else str(error)
         return {"device": device, "socket": path, "error": why}
-    finally:
-        if connection is not None:
-            connection.close()
-
-
-def _table(found: list[Facts], screen: Screen) -> None:
-    titles = ("device", "weights", "identity", "GiB", "host GiB", "readers", "waiting", "pool", "pool GiB", "pid")
-    right = ("GiB", "host GiB", "readers", "waiting", "pool GiB", "pid")
-    screen.terminal.table(titles, [_row(facts) for facts in found], right)
 
 
 def _row(facts: Facts) -> list[Cell]:
     if "error" in facts:
         return [(facts["device"], ""), (facts["error"], "red")]
-    sizes = (f"{facts[name] / 1024**3:.2f}" for name in ("weights_bytes", "host_bytes"))
+    sizes = (f"{facts[name] / GIB:.2f}" for name in ("weights_bytes", "host_bytes"))
     weights = (facts["device"], facts["weights"], facts["identity"] or "", *sizes)
-    pool = (facts["pool"], f"{facts['pool_bytes'] / 1024**3:.2f}", facts["pid"])
+    pool = (facts["pool"], f"{facts['pool_bytes'] / GIB:.2f}", facts["pid"])
     return [(str(text), "") for text in (*weights, facts["readers"], facts["waiting"], *pool)]
+
+
+# -- `holdfast memory demote` and `promote`
+
+
+class MoveCommand(CommandOptions, frozen=True):
+    """The options that `demote` and `promote` share."""
+
+    device: Annotated[str, about("Device: host-0, a GPU's UUID, or cuda-0.", positional=True, required=True)] = ""
+    socket_dir: SocketDir = None
+    timeout_s: Annotated[
+        float, about("Time limit for waiting; the move itself continues.", "s", flag="--timeout", min=1)
+    ] = calls.MOVE_S
+    json: Json = False
+
+    def carry_out(self, env: Environment, move: Callable[[str, float], Awaitable[Moved]], what: str) -> int:
+        """Move the weights and show the result; raise UserError if they were not moved."""
+        device = device_name(self.device)
+        path = socket_path(folder_of(self.socket_dir, env), device)
+
+        async def ask() -> Moved:
+            return await move(path, self.timeout_s)
+
+        try:
+            moved = asyncio.run(ask())
+        except VaultRefused as refused:
+            raise UserError(f"{device}: {refused}") from refused
+        except TimeoutError as error:
+            goes_on = "the move continues, and `holdfast get memory` shows it"
+            raise UserError(f"{device}: not done within {self.timeout_s:g} s; {goes_on}") from error
+        except OSError as error:
+            raise UserError(f"{device}: {error}") from error
+        if self.json:
+            figures = {key: value for key, value in msgspec.structs.asdict(moved).items() if key != "call"}
+            write_out(json.dumps({"device": device, **figures}) + "\n")
+        else:
+            speed = moved.size_bytes / 1e6 / moved.copy_ms if moved.copy_ms else 0.0
+            took = f"{moved.took_ms:.0f} ms, copied at {speed:.1f} GB/s"
+            write_out(f"{self.device}: {moved.size_bytes / GIB:.2f} GiB {what} in {took}\n")
+        return 0
+
+
+class DemoteCommand(MoveCommand, frozen=True):
+    def run(self, env: Environment) -> int:
+        return self.carry_out(env, calls.demote, "moved to host memory")
+
+
+class PromoteCommand(MoveCommand, frozen=True):
+    def run(self, env: Environment) -> int:
+        return self.carry_out(env, calls.promote, "moved back to the device")

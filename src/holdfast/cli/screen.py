@@ -1,6 +1,6 @@
-"""What the commands show. On a terminal: colour, and a spinner while things start; elsewhere plain lines.
+"""Writes the output of commands: on a terminal with colour, and a spinner during a start; elsewhere plain lines.
 
-Always true: a command meant for copying is printed as it is, never wrapped or coloured inside.
+Always true: a command that the user may copy is printed unchanged, never wrapped or coloured inside.
 """
 
 from __future__ import annotations
@@ -9,48 +9,50 @@ import contextlib
 import json
 import os
 import shlex
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from holdfast.cli.terminal import Cell, Spinner, Terminal
+from holdfast.roles.progress import Lines
 from holdfast.supervise.standing import Group, groups_of
 from holdfast.supervise.status import Status, is_reachable, web_address
 
 _GOOD = ("ready", "active", "standby", "asleep")
-AT_LEISURE = {("control", "starting")}  # it comes last, and nobody waits for it
+AT_LEISURE = {("control", "starting")}  # control starts last, and nothing waits for it
 _BAD = ("dead", "stopped", "silent", "backing off", "crash loop", "refused", "unkillable", "unhealthy")
 STATE_COLOURS = dict.fromkeys(_GOOD, "green") | dict.fromkeys(_BAD, "red")
 _STREAMING = ("worker", "frontend")
 
 
 class Busy:
-    """What is going on, beside a spinner; where nobody watches a line for each change."""
+    """Shows the current activity beside a spinner; without a terminal, one line per change."""
 
     def __init__(self, screen: Screen, spinner: Spinner | None = None) -> None:
         self._screen, self._spinner = screen, spinner
         self._began_s = time.monotonic()
-        self._told: dict[str, str] = {}
+        self._shown: dict[str, str] = {}
 
     def show(self, doing: Mapping[str, str]) -> None:
-        """Who does what now."""
+        """Show the current activity of each process."""
         if self._spinner is not None:
             words = " · ".join(f"{name}: {phase}" for name, phase in doing.items()) or "nearly there"
             self.say(f"{words} ({time.monotonic() - self._began_s:.0f} s)")
             return
         for name, phase in doing.items():
-            if self._told.get(name) != phase:
-                self._told[name] = phase
+            if self._shown.get(name) != phase:
+                self._shown[name] = phase
                 self._screen.line(f"  {name}: {phase}")
 
     def say(self, text: str) -> None:
-        """Where somebody watches."""
+        """Show one text, on a terminal only."""
         if self._spinner is not None:
             self._spinner.text = text
 
 
 class Screen:
-    """Standard output, for people."""
+    """Writes to standard output, for people."""
 
     def __init__(self, terminal: Terminal | None = None) -> None:
         self.terminal = terminal or Terminal()
@@ -59,7 +61,7 @@ class Screen:
         self.terminal.line(text, style)
 
     def event(self, text: str) -> None:
-        """Something happened to a process."""
+        """Show an event of a process."""
         bad = any(word in text for word in (" died", "cannot", "did not", "killing", "impossible", "not ready"))
         good = " ready," in text or " back as " in text or " adopted" in text
         styled = self.terminal.styled
@@ -68,7 +70,7 @@ class Screen:
 
     @contextlib.contextmanager
     def busy(self, text: str) -> Iterator[Busy]:
-        """A spinner while the body runs; plain lines where nobody watches."""
+        """Show a spinner while the body runs; without a terminal, plain lines."""
         if not self.terminal.can_move:
             self.line(text)
             yield Busy(self)
@@ -77,7 +79,7 @@ class Screen:
             yield Busy(self, spinner)
 
     def table(self, statuses: Sequence[Status]) -> None:
-        """One line per process, then what is to be said of those that are not well."""
+        """Show one line per process, then notes about unhealthy ones."""
         titles = ("name", "pid", "state", "streams", "address")
         self.terminal.table(titles, [_row(status) for status in statuses], right=("pid", "streams"))
         for status in statuses:
@@ -85,7 +87,7 @@ class Screen:
                 self.line(f"  {status.name}: {note}", style="yellow")
 
     def steps(self, words: Sequence[str], indent: str, between: str = " · ") -> None:
-        """Words in a row, never broken in the middle of one."""
+        """Show words in a row; break lines only between them."""
         rows = [""]
         for word in words:
             longer = f"{rows[-1]}{between}{word}" if rows[-1] else word
@@ -100,7 +102,7 @@ class Screen:
 def _row(status: Status) -> list[Cell]:
     state = (status.state, STATE_COLOURS.get(status.state, "yellow"))
     streams = str(status.streams) if status.role in _STREAMING else ""
-    # Names of ours have the role in them; a person may have chosen another.
+    # Our own process names contain the role; a user may have chosen another name.
     name = status.name if status.role in status.name else f"{status.name} ({status.role})"
     return [(name, ""), (str(status.pid or ""), ""), state, (streams, ""), (_address(status), "")]
 
@@ -109,19 +111,15 @@ def _note(status: Status) -> str:
     note = status.note
     if status.state == "crash loop" and status.retry_in_s is not None:
         note += f"; next try in {status.retry_in_s:.1f} s"
-    return "; ".join(filter(None, (note, _standing(status))))
-
-
-def _standing(status: Status) -> str:
-    """What control holds against a worker, and the share of traffic that leaves it."""
-    if status.health in ("", "healthy", "dead") or not status.pid:
-        return ""
-    why = f": {status.health_reason}" if status.health_reason else ""
-    return f"{status.health}, weight {status.weight:g}{why}"
+    verdict = ""
+    if status.health not in ("", "healthy", "dead") and status.pid:
+        why = f": {status.health_reason}" if status.health_reason else ""
+        verdict = f"{status.health}, weight {status.weight:g}{why}"
+    return "; ".join(filter(None, (note, verdict)))
 
 
 def _address(status: Status) -> str:
-    """What a person can open: a frontend's server, a worker's metrics; of the others their socket."""
+    """Return the most useful address: a frontend's server, a worker's metrics, else the socket."""
     if status.role == "frontend" and status.address:
         return web_address(status.address, bound=True)
     if status.metrics:
@@ -130,15 +128,15 @@ def _address(status: Status) -> str:
 
 
 def tilde(path: Path) -> str:
-    """A path under the home directory as a shell writes it."""
+    """Return a path with ~ for the home directory."""
     with contextlib.suppress(ValueError, RuntimeError):
         return f"~/{path.relative_to(Path.home())}"
     return str(path)
 
 
 def chat_command(url: str, model: str, api_key: str, *, private: bool) -> str:
-    """A `curl` that streams an answer long enough to kill a worker in the middle of it; for a narrow screen. Not
-    `private`: a pipe or a file may be read by others, so that the key is not in it."""
+    """Return a `curl` command, for a narrow screen, that streams an answer long enough to kill a worker during it.
+    Without `private`, others may read the output, so the key is left out."""
     if api_key and not private:
         api_key = "YOUR_KEY"
     body = f'{{"model":{json.dumps(model)},"stream":true,"max_tokens":600,\n'
@@ -149,14 +147,14 @@ def chat_command(url: str, model: str, api_key: str, *, private: bool) -> str:
     return " \\\n".join([*lines, f"    -d {shlex.quote(body)}"])
 
 
-def open_warning(addresses: Iterable[str], api_keys: Sequence[str]) -> str:
-    """Return a warning for people, if one of the addresses can be reached from other machines and needs no key."""
+def open_warning(addresses: Iterable[str], api_keys: Sequence[str] = ()) -> str:
+    """Return a warning if other machines can reach one of the addresses and no key is required; else ""."""
     reached = sorted({one for one in addresses if is_reachable(one)})
     if not reached or api_keys:
         return ""
     where = ", ".join(web_address(one, bound=True) for one in reached)
     return (
-        f"No API key is needed at {where}: everyone who reaches this machine can use it.\n"
+        f"No API key is needed at {where}: every client that reaches this machine can use it.\n"
         "Set keys with --api-key-file FILE or $HOLDFAST_API_KEYS, or listen on 127.0.0.1 (--host)."
     )
 
@@ -173,8 +171,8 @@ def show_up(
     warning: str = "",
     more: str = "",
 ) -> None:
-    """The one screen that says what runs, how to talk to it (`chat`, "" where nobody listens) and how to break it.
-    `note`: what to expect of its model; `warning`: what is not safe about it."""
+    """Show what runs, how to use it (`chat`; "" without a frontend) and how to test a failure. `note`: what to expect
+    of its model; `warning`: what is insecure."""
     screen.line()
     screen.line(title, style="bold")
     screen.line()
@@ -187,7 +185,7 @@ def show_up(
         screen.line()
     awaited = [status for status in statuses if (status.role, status.state) not in AT_LEISURE]
     if any(status.state not in _GOOD for status in awaited):
-        screen.line("Not everything is ready yet; it is still starting. `holdfast ps` shows more.", style="yellow")
+        screen.line("Not everything is ready yet; it is still starting. `holdfast status` shows more.", style="yellow")
         screen.line()
     if warning:
         screen.line(warning, style="yellow")
@@ -203,7 +201,7 @@ def show_up(
     if more:
         screen.line(more)
     end = "`holdfast down` stops it" if detached else "Ctrl-C stops it"
-    screen.line(f"Logs are in {tilde(state_dir / 'logs')}. `holdfast ps` shows what runs; {end}.")
+    screen.line(f"Logs are in {tilde(state_dir / 'logs')}. `holdfast status` shows what runs; {end}.")
 
 
 def _show_what_to_kill(screen: Screen, statuses: Sequence[Status], groups: Sequence[Group]) -> None:
@@ -215,5 +213,46 @@ def _show_what_to_kill(screen: Screen, statuses: Sequence[Status], groups: Seque
     if active is not None:
         screen.line("Kill the active engine while it answers; its standby goes on:", style="bold")
     else:
-        screen.line("Kill a worker while it answers (`holdfast ps` shows which); the stream goes on:", style="bold")
+        screen.line("Kill a worker while it answers (`holdfast status` shows which); the stream goes on:", style="bold")
     screen.line(f"  kill -9 {worker.pid}")
+
+
+# -- a progress bar on standard error; without a terminal one line per piece of work, or none
+
+BAR_CELLS = 30
+BAR_S = 0.1  # between updates of a bar
+
+
+@contextlib.contextmanager
+def works() -> Iterator[Callable[[str, int, int | None], None]]:
+    """Yield a function to call with the current piece of work, the bytes done and the total (None: unknown)."""
+    terminal = Terminal(sys.stderr)
+    if not terminal.can_move:
+        yield Lines(Terminal().line)
+        return
+    bar = Bar(terminal)
+    try:
+        yield bar
+    finally:
+        terminal.move("")
+
+
+class Bar:
+    """Shows progress as a changing line: a bar, bytes, and their rate."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._work, self._began_s, self._shown_s = "", 0.0, 0.0
+
+    def __call__(self, work: str, done: int, total: int | None) -> None:
+        now_s = time.monotonic()
+        if work != self._work:
+            self._work, self._began_s, self._shown_s = work, now_s, 0.0
+        if now_s - self._shown_s < BAR_S and done != total:
+            return
+        self._shown_s = now_s
+        part = round(BAR_CELLS * done / total) if total else 0
+        bar = f"[{'#' * part}{' ' * (BAR_CELLS - part)}] " if total else ""
+        size = f"{done / 2**20:.1f}/{total / 2**20:.1f}" if total else f"{done / 2**20:.1f}"
+        speed = f", {done / 2**20 / (now_s - self._began_s):.1f} MiB/s" if now_s > self._began_s else ""
+        self._terminal.move(f"{work} {bar}{size} MiB{speed}")

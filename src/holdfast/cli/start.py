@@ -1,41 +1,47 @@
-"""The commands that start something, and what they are asked for: `holdfast up`, and `worker`, `frontend`, `store` and
-`control`, one process each in the foreground. Options come from the settings that the processes are started with
-(`spec`).
+"""Implements the commands that start processes: `holdfast up`, and `holdfast run worker`, `frontend`, `store`,
+`control` and `lock`, which run one process each in the foreground. Their options are the processes' settings (`spec`).
 
-A pod gives its engines an environment: `ENGINE_ID`, `GMS_SOCKET_DIR`, `FAILOVER_LOCK_PATH` and `DYN_SYSTEM_PORT` are
-enough for an engine that has a standby: its vault is its device's in that directory, and whoever takes turns with the
-same lock is of its group.
+In a pod the environment is enough for an engine with a standby: `ENGINE_ID`, `GMS_SOCKET_DIR`, `FAILOVER_LOCK_PATH` and
+`DYN_SYSTEM_PORT`. The engine uses the vault of its device in that directory, and engines with the same lock are one
+group.
 """
 
 from __future__ import annotations
 
+import logging
+import signal
 import socket
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from msgspec.structs import replace
 
 from holdfast.cli.api_keys import ApiKeyFile, keyed
-from holdfast.cli.arguments import Asked, Filename
+from holdfast.cli.arguments import CommandOptions, Filename
 from holdfast.cli.checks import own
+from holdfast.cli.terminal import Terminal
 from holdfast.core.address import TcpAddress, parse_address
-from holdfast.core.errors import Refused, settled
+from holdfast.core.errors import Refused, UserError, settled
 from holdfast.settings import Environment, handed_on
+from holdfast.spec.arguments import WORDS, Options, kind_of, meant, takes_many
 from holdfast.spec.commands import control_by, frontend_by, own_store, worker_by
 from holdfast.spec.deployment import DeploymentSpec, check_state_dir, ranks_of
 from holdfast.spec.launch import ControlLaunch, Launch, StoreLaunch, WorkerLaunch
 from holdfast.spec.manifest.local import Machine
 from holdfast.spec.names import group_of, own_page, socket_path
-from holdfast.spec.settings import S, about
+from holdfast.spec.settings import S, Setting, about
 
 if TYPE_CHECKING:
     from holdfast.cli.fleet.written import ModelText
 
 
-class Up(Asked, frozen=True):
-    """`holdfast up`."""
+CONFIG = "--config"  # the only option not allowed in the file of `-c`
+CONFIG_NEAR = 0.5  # minimum similarity of a suggested option
 
+
+class UpCommand(CommandOptions, frozen=True):
     lasting: ClassVar[bool] = True
 
     config: Annotated[
@@ -45,7 +51,11 @@ class Up(Asked, frozen=True):
     file: Filename = None
     detach: Annotated[bool, about("Run in the background.", short="-d")] = False
     untied: Annotated[
-        bool, about("Keep all processes running if this command is killed; the next `up` adopts them (for systemd).")
+        bool,
+        about(
+            "Keep all processes running if this command is killed; the next `up` adopts them (for systemd).",
+            expert=True,
+        ),
     ] = False
     spec: Annotated[DeploymentSpec, about("The deployment.")] = DeploymentSpec("")
     device: Annotated[
@@ -60,14 +70,18 @@ class Up(Asked, frozen=True):
     @classmethod
     def of(cls, env: Environment) -> Self:
         plain = DeploymentSpec(env.deployment)
-        told = {"engine_token": env.engine_token, "cache_dir": str(env.cache_dir), "canary_prompts": env.canary_prompts}
+        given = {
+            "engine_token": env.engine_token,
+            "cache_dir": str(env.cache_dir),
+            "canary_prompts": env.canary_prompts,
+        }
         return cls(
             spec=replace(
                 plain,
                 log_level=env.log_level,
                 status_host=env.status_host,
                 vault_dir=str(env.gms_socket_dir),
-                worker=replace(plain.worker, source="", model="", **told),
+                worker=replace(plain.worker, source="", model="", **given),
                 frontend=replace(plain.frontend, api_keys=env.api_keys),
                 control=replace(plain.control, engine_token=env.engine_token),
             )
@@ -99,7 +113,7 @@ class Up(Asked, frozen=True):
         return run_up(env.state_dir, replace(self.spec, worker=worker, gpus=gpus), self.detach, tied=not self.untied)
 
     def _run_node(self, env: Environment) -> int:
-        """A fleet's replicas are all the workers that there are: how many of its own, and of what, nobody may say."""
+        """Run a fleet's first node. Options about workers do not apply: in a fleet all workers are replicas."""
         from holdfast.cli.fleet_up import run_node
         from holdfast.cli.manifest_up import ALL
         from holdfast.roles.devices import choose
@@ -111,7 +125,7 @@ class Up(Asked, frozen=True):
         return run_node(env.state_dir, spec, self.detach, tied, models, secrets_dir=env.secrets_dir)
 
     def _fleet(self, env: Environment) -> tuple[DeploymentSpec, Sequence[ModelText]]:
-        """As the options say and, with -f, the manifest; and the models that are wished for then."""
+        """Return the deployment from the options and, with -f, the manifest; and the models to deploy once it is up."""
         if self.file is None:
             return self.spec, ()
         from holdfast.cli.deployments.files import said_in
@@ -149,9 +163,7 @@ class Up(Asked, frozen=True):
         return run_manifest(written, site, self.device, detach=self.detach, tied=not self.untied)
 
 
-class Worker(Asked, frozen=True):
-    """`holdfast worker`."""
-
+class WorkerCommand(CommandOptions, frozen=True):
     launch: Annotated[WorkerLaunch, about("Settings of the worker.")] = WorkerLaunch()
     lock_token_file: Annotated[
         Path | None,
@@ -163,7 +175,6 @@ class Worker(Asked, frozen=True):
         return cls(worker_by(env))
 
     def run(self, env: Environment) -> int:
-        from holdfast.cli.locks import read_token
         from holdfast.roles.model_names import named
         from holdfast.roles.small_files import canary_text, template_path
 
@@ -183,8 +194,8 @@ class Worker(Asked, frozen=True):
         )
 
 
-class Frontend(Asked, frozen=True):
-    """`holdfast frontend`: one of a deployment's, with the same options."""
+class FrontendCommand(CommandOptions, frozen=True):
+    """Runs `holdfast run frontend`: one frontend of a deployment, with the deployment's options."""
 
     spec: Annotated[DeploymentSpec, about("The deployment it belongs to.")] = DeploymentSpec("")
     api_key_file: ApiKeyFile = None
@@ -198,14 +209,10 @@ class Frontend(Asked, frozen=True):
         launch = _unless_empty(given, self.of(env).spec.frontend, "store")
         name = own_name(env.state_dir, "frontend", launch.name)
         address = str(TcpAddress(self.spec.host, self.spec.port))
-        return run_foreground(
-            replace(launch, name=name, address=address, status_address=own_page(env.state_dir, name))
-        )
+        return run_foreground(replace(launch, name=name, address=address, status_address=own_page(env.state_dir, name)))
 
 
-class Store(Asked, frozen=True):
-    """`holdfast store`."""
-
+class StoreCommand(CommandOptions, frozen=True):
     launch: Annotated[StoreLaunch, about("Settings of the store.")] = StoreLaunch()
 
     @classmethod
@@ -217,9 +224,7 @@ class Store(Asked, frozen=True):
         return run_foreground(replace(self.launch, name=name, address=self.launch.address or own_store(env)))
 
 
-class Control(Asked, frozen=True):
-    """`holdfast control`."""
-
+class ControlCommand(CommandOptions, frozen=True):
     launch: Annotated[ControlLaunch, about("Settings of the control.")] = ControlLaunch()
     lock_token_file: Annotated[
         Path | None, about("File with the token for a lock server on TCP (default: $HOLDFAST_LOCK_TOKEN).")
@@ -230,8 +235,6 @@ class Control(Asked, frozen=True):
         return cls(control_by(env))
 
     def run(self, env: Environment) -> int:
-        from holdfast.cli.locks import read_token
-
         launch = _unless_empty(self.launch, self.of(env).launch, "store", "status_address")
         return run_foreground(
             replace(
@@ -243,12 +246,14 @@ class Control(Asked, frozen=True):
 
 
 def _unless_empty(said: S, plain: S, *names: str) -> S:
-    """An option that is given and empty is a variable that was not set: it means what nothing said would mean."""
+    """Return the options with empty values replaced by those of `plain`: an unset shell variable counts as not
+    given."""
     return replace(said, **{name: getattr(plain, name) for name in names if not getattr(said, name)})
 
 
 def own_name(state_dir: Path, role: str, name: str) -> str:
-    """`name`, or the next free one of its role, claimed for this process; the state directory is made if need be."""
+    """Claim `name`, or the next free name of its role, for this process and return it. Create the state directory if it
+    is missing."""
     from holdfast.roles.names import claim_name
 
     with settled():
@@ -268,9 +273,8 @@ def run_foreground(launch: Launch) -> int:
 
 
 def _seated(launch: WorkerLaunch, env: Environment) -> WorkerLaunch:
-    """With its name, and where it sits among the engines it takes turns with: what was not said follows from the
-    lock."""
-    from holdfast.memory.finding import device_name
+    """Return the launch with its name, group and place; values that were not given are derived from the lock."""
+    from holdfast.memory.devices import device_name
 
     name, group, place = launch.name, launch.group, launch.place
     place = replace(place, device=device_name(place.device))
@@ -283,7 +287,7 @@ def _seated(launch: WorkerLaunch, env: Environment) -> WorkerLaunch:
 
 
 def beside(address: str, state_dir: Path, name: str) -> str:
-    """A heartbeat's address beside the worker's own: the same host, any port."""
+    """Return the address for a worker's heartbeat: on TCP the worker's host and any port, else a Unix socket."""
     try:
         own_address = parse_address(address)
     except ValueError as error:
@@ -291,3 +295,134 @@ def beside(address: str, state_dir: Path, name: str) -> str:
     if isinstance(own_address, TcpAddress):
         return str(TcpAddress(own_address.host, 0))
     return f"unix://{state_dir}/run/{name}.beat"
+
+
+# -- `holdfast run lock`
+
+
+class LockCommand(CommandOptions, frozen=True):
+    address: Annotated[
+        str, about("Listen address, unix:///path or tcp://host:port (default: a socket in the state directory).")
+    ] = ""
+    state_file: Annotated[
+        Path | None, about("File that records the lock's holder (default: in the state directory).")
+    ] = None
+    window_s: Annotated[
+        float, about("Time after a restart during which only the last holder can take the lock again.", "s")
+    ] = 3.0
+    token_file: Annotated[
+        Path | None, about("File with the token that clients must send (default: $HOLDFAST_LOCK_TOKEN).")
+    ] = None
+
+    def run(self, env: Environment) -> int:
+        import asyncio
+
+        run = env.state_dir / "run"
+        if not (self.address and self.state_file):
+            own(env.state_dir)
+            run.mkdir(exist_ok=True, mode=0o700)
+        logging.basicConfig(level=env.log_level.upper(), format="%(asctime)s lock %(levelname)s %(message)s")
+        where = self.address or f"unix://{run}/lock.sock"
+        file = (self.state_file or run / "lock.state").absolute()
+        try:
+            asyncio.run(_serve(where, file, self.window_s, read_token(self.token_file, env.lock_token)))
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        return 0
+
+
+async def _serve(where: str, state_file: Path, window_s: float, token: str) -> None:
+    import asyncio
+
+    from holdfast.core.tasks import done_before
+    from holdfast.failover.lock_server.server import serve_lock
+    from holdfast.wire.net import real_world
+
+    address = parse_address(where)
+    if isinstance(address, TcpAddress) and not token:
+        mend = "give --token-file or $HOLDFAST_LOCK_TOKEN"
+        raise UserError(f"any client that can reach {where} could take the lock: {mend}")
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    serving = serve_lock(
+        address,
+        state_file,
+        window_s=window_s,
+        token=token,
+        world=real_world(),
+        on_ready=lambda bound: Terminal().line(f"ready: --lock lock+{bound} (Ctrl-C ends it)"),
+    )
+    if not await done_before(stop, serving, "lock server"):
+        print("stopped; the holder keeps the lock if the server is back within the window", file=sys.stderr)
+
+
+def read_token(path: Path | None, default: str = "") -> str:
+    """Return the token in the file without its line end. Raise UserError if it is empty."""
+    if path is None:
+        return default
+    from holdfast.roles.small_files import read_small
+
+    try:
+        token = read_small(path).decode().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the token file {path} cannot be read: {error}") from error
+    if not token:
+        raise UserError(f"the token file {path} is empty")
+    return token
+
+
+# -- `holdfast up -c FILE`
+
+
+def read_config(file: Path, options: Options) -> dict[str, Any]:
+    """Return the options in a TOML file, by flag. Raise Refused for an unknown key or an invalid value; the error names
+    the file, the key and, if one is similar, the option that was probably meant."""
+    known = {flag.removeprefix("--"): one for flag, one in options.items() if flag != CONFIG}
+    found = {}
+    for word, value in _load(file).items():
+        if isinstance(value, dict):
+            path = ".".join([word, *list(value)[:1]])
+            raise Refused(f"{file}: {path}: there are no tables; {_option_meant(path.rpartition('.')[2], known)}")
+        if word not in known:
+            raise Refused(f"{file}: {word}: there is no such option of `holdfast up`; {_option_meant(word, known)}")
+        found[f"--{word}"] = _checked(f"{file}: {word}", known[word], value)
+    return found
+
+
+def _load(file: Path) -> dict[str, Any]:
+    import tomllib
+
+    from holdfast.roles.small_files import read_small
+
+    try:
+        return tomllib.loads(read_small(file).decode())
+    except OSError as error:
+        raise Refused(f"-c {file} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # not TOML, or not UTF-8
+        raise Refused(f"{file} is not TOML: {error}") from error
+
+
+def _option_meant(word: str, known: dict[str, Setting]) -> str:
+    wanted = word.replace("_", "-").removeprefix("--")
+    names = [wanted] if wanted in known else known
+    return meant(wanted, names, "`holdfast up --help-all` lists them, and the file has them without --", CONFIG_NEAR)
+
+
+def _checked(where: str, setting: Setting, value: Any) -> Any:
+    """Return the value as the command line would parse it."""
+    values = value if takes_many(setting) and isinstance(value, list) else [value]
+    lists = ", or a list of them" if takes_many(setting) else ""
+    for one in values:
+        if not _is_kind(one, kind_of(setting)):
+            raise Refused(f"{where} must be {WORDS[kind_of(setting)]}{lists}, got {one!r}")
+        if wrong := setting.wrong(one):
+            raise Refused(f"{where} must be {wrong}{lists}, got {one!r}")
+    made = [kind_of(setting)(one) for one in values]
+    return tuple(made) if takes_many(setting) else made[0]
+
+
+def _is_kind(value: Any, kind: type) -> bool:
+    if isinstance(value, bool) or kind is bool:
+        return isinstance(value, bool) and kind is bool
+    return isinstance(value, (int, float) if kind is float else int if kind is int else str)

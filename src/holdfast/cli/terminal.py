@@ -1,7 +1,7 @@
-"""What a person looks at: how wide it is, whether it shows colours, and a last line that may change.
+"""Writes to the user's terminal: its width, its colours, and a last line that may change.
 
-Always true: a reader that has gone (`up | tee`, and tee ended), or a terminal that was closed, silences it and does not
-end the process: what is supervised must go on. Elsewhere than on a terminal there are neither colours nor moving lines.
+Always true: if the reader has left (`up | tee`, and tee ended) or the terminal was closed, output is discarded and the
+process continues, because it may supervise others. Without a terminal there are no colours and no moving lines.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from typing import TextIO
 from holdfast.core.errors import UserError
 from holdfast.settings import Looks, read_looks
 
-PLAIN_WIDTH = 200  # where there is neither a terminal to fit nor $COLUMNS
-FOLD_MIN = 10  # characters a folded column has on however narrow a screen
-MOVING_ROWS_MAX = 8  # of a last line that is longer than the screen is wide
+PLAIN_WIDTH = 200  # without a terminal and $COLUMNS
+FOLD_MIN = 10  # minimum width of a folded column on a narrow screen
+MOVING_ROWS_MAX = 8  # maximum rows of the moving last line
 TURN_S = 0.1
 GAP = "  "
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
-_NEW_EMOJI = range(0x1F900, 0x1FB00)  # wide, whether or not this Python's tables know them yet
-_JOINED = re.compile("\u200d.|[\U0001f3fb-\U0001f3ff]")  # shown in one with what stands before it
-_PICTURE = re.compile(".\ufe0f")  # a sign that is shown as a picture, which is wide
+_NEW_EMOJI = range(0x1F900, 0x1FB00)  # wide, even if this Python's tables lack them
+_JOINED = re.compile("\u200d.|[\U0001f3fb-\U0001f3ff]")  # drawn as one with the character before
+_PICTURE = re.compile(".\ufe0f")  # a character shown as a picture, which is wide
 _WIDE = "\uff03"
 
-_WROTE: list[str] = []  # the last that was written whole; nothing, if none was
-_LOST: list[OSError] = []  # why what people were to see on standard output was not written; told at the exit
+_WROTE: list[str] = []  # the last text that was completely written; empty: none
+_LOST: list[OSError] = []  # why text for people was not written to standard output; reported at the exit
 
 Cell = tuple[str, str]  # text and style
 
 
 def write_out(text: str = "") -> None:
-    """To standard output, whole: unlike a person, a program must not be left with a part. UserError says why that, or
-    anything that was shown before, could not be written; BrokenPipeError that nobody reads it."""
+    """Write all of the text to standard output: a program must not read only a part. Raise UserError if this text, or
+    any before it, could not be written, and BrokenPipeError if the reader has left."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -55,30 +55,28 @@ def write_out(text: str = "") -> None:
 
 
 def write_begins() -> None:
-    """A command begins, and has written nothing."""
+    """Record that a command begins and has written nothing."""
     _WROTE.clear()
 
 
 def has_written() -> bool:
-    """Whether anything was for programs."""
+    """Return True if anything was written for programs."""
     return bool(_WROTE)
 
 
 def cells(text: str) -> int:
-    """Columns that it takes on a terminal."""
+    """Return the number of terminal columns that the text takes."""
     if text.isascii():
         return len(text)
-    return sum(map(_cells_of, _PICTURE.sub(_WIDE, _JOINED.sub("", text))))
-
-
-def _cells_of(char: str) -> int:
-    if unicodedata.category(char) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in "WF" or ord(char) in _NEW_EMOJI else 1
+    count = 0
+    for char in _PICTURE.sub(_WIDE, _JOINED.sub("", text)):
+        if unicodedata.category(char) not in ("Mn", "Me", "Cf"):
+            count += 2 if unicodedata.east_asian_width(char) in "WF" or ord(char) in _NEW_EMOJI else 1
+    return count
 
 
 class Terminal:
-    """Standard output, unless another file is given."""
+    """A terminal or other text file to write to; by default standard output."""
 
     def __init__(self, file: TextIO | None = None, width: int = 0, looks: Looks | None = None) -> None:
         self.file = file or sys.stdout
@@ -93,24 +91,33 @@ class Terminal:
 
     @property
     def width(self) -> int:
-        """Columns there are now."""
-        return self._width or _width(self.file, self.is_terminal)
+        if self._width:
+            return self._width
+        if self.is_terminal:
+            with contextlib.suppress(OSError):  # this file's terminal, which may not be standard output's
+                return os.get_terminal_size(self.file.fileno()).columns or 80
+        fallback = 80 if self.is_terminal else PLAIN_WIDTH
+        return shutil.get_terminal_size((fallback, 0)).columns  # $COLUMNS if it is set
 
     @property
     def height(self) -> int:
-        """Lines there are now."""
         with contextlib.suppress(OSError, ValueError):
             return os.get_terminal_size(self.file.fileno()).lines or 24
         return 24
 
     @property
     def is_shown(self) -> bool:
-        """Whether what was written last could be, and somebody may read more: a terminal may have been closed, and who
-        reads a pipe may have left (`| head -1`), which else is found out with the next line only."""
-        return self._shown and not _has_left(self.file)
+        """Return True if the last output was written and its reader is still there. A closed terminal or pipe (`| head
+        -1`) would otherwise be noticed only at the next line."""
+        with contextlib.suppress(OSError, ValueError):  # a file that cannot be polled counts as read
+            asked = select.poll()
+            asked.register(self.file.fileno(), 0)
+            has_left = any(found & (select.POLLERR | select.POLLHUP) for _, found in asked.poll(0))
+            return self._shown and not has_left
+        return self._shown
 
     def raw(self, text: str) -> None:
-        """As it is, for a screen that is drawn whole."""
+        """Write the text unchanged, for a caller that draws the whole screen."""
         with self._lock:
             self._put(text)
 
@@ -119,12 +126,11 @@ class Terminal:
         return f"\x1b[{codes}m{text}\x1b[0m" if codes and text and self.colour else text
 
     def line(self, text: str = "", style: str = "") -> None:
-        """One that stays, above what moves; never wrapped by us."""
+        """Write a permanent line above the moving one; it is never wrapped here."""
         with self._lock:
             self._put(f"{self._erased()}{self.styled(text, style)}\n" + "\n".join(self._moving))
 
     def move(self, text: str) -> None:
-        """Change the last line."""
         rows = textwrap.wrap(text, max(FOLD_MIN, self.width - 1), max_lines=MOVING_ROWS_MAX, placeholder=" …")
         with self._lock:
             erased, self._moving = self._erased(), rows
@@ -142,11 +148,11 @@ class Terminal:
             lost = [error]
         self._shown = not lost
         if self.file is sys.stdout:
-            _LOST[:] = lost  # what a full disk kept back is in the buffer: once it is written, nothing was lost
+            _LOST[:] = lost  # after a full disk the text is still in the buffer: a later flush may write it
 
     @contextlib.contextmanager
     def turning(self, text: str) -> Iterator[Spinner]:
-        """Text beside a sign that turns while the body runs. For a terminal that can move."""
+        """Show text beside a spinner while the body runs, on a terminal that can move its cursor."""
         spinner = Spinner(self, text)
         thread = threading.Thread(target=spinner.turn, daemon=True)
         thread.start()
@@ -158,8 +164,8 @@ class Terminal:
             self.move("")
 
     def table(self, titles: Sequence[str], rows: Sequence[Sequence[Cell]], right: Sequence[str] = ()) -> None:
-        """Columns with two spaces between. Nothing is cut: the last column goes on in the next line; the last cell of a
-        row that is shorter than the others runs over what is not there."""
+        """Show columns separated by two spaces. Nothing is cut: the last column continues on the next line. In a
+        shorter row the last cell extends over the missing ones."""
         head = [(title, "bold") for title in titles]
         whole = [row for row in (head, *rows) if len(row) == len(titles)]
         widths = [max(cells(row[at][0]) for row in whole) for at in range(len(titles))]
@@ -181,8 +187,6 @@ class Terminal:
 
 
 class Spinner:
-    """A sign that turns, and what is said beside it."""
-
     def __init__(self, terminal: Terminal, text: str) -> None:
         self._terminal, self.text = terminal, text
         self.over = threading.Event()
@@ -190,25 +194,8 @@ class Spinner:
         self._signs = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏" if utf else "-\\|/"
 
     def turn(self) -> None:
-        """Until it is over."""
         turns = 0
         while not self.over.is_set():
             self._terminal.move(f"{self._signs[turns % len(self._signs)]} {self.text}")
             turns += 1
             self.over.wait(TURN_S)
-
-
-def _has_left(file: TextIO) -> bool:
-    """Whether nobody reads it any more; what cannot be asked has not."""
-    with contextlib.suppress(OSError, ValueError):
-        asked = select.poll()
-        asked.register(file.fileno(), 0)
-        return any(found & (select.POLLERR | select.POLLHUP) for _, found in asked.poll(0))
-    return False
-
-
-def _width(file: TextIO, is_terminal: bool) -> int:
-    if is_terminal:
-        with contextlib.suppress(OSError):  # the terminal of this file, which is not always standard output's
-            return os.get_terminal_size(file.fileno()).columns or 80
-    return shutil.get_terminal_size((80 if is_terminal else PLAIN_WIDTH, 0)).columns  # $COLUMNS, if that is set

@@ -1,7 +1,12 @@
-"""`holdfast top`: a live view of a deployment: who serves, with what standing, how fast, and what went wrong last.
+"""`holdfast status`, and its live view `holdfast status --watch` (`holdfast top`), show which workers serve, their
+health and speed, and the last incidents.
 
-Always true: it only looks, and needs neither control nor a supervisor; on a terminal it redraws one screen, which it
-leaves as it found it, however it ends; elsewhere it prints one page.
+Always true:
+- The command only reads, and needs neither control nor a supervisor.
+- On a terminal the live view redraws one screen and restores the terminal when it ends, for whatever reason; elsewhere
+  it prints one page.
+- A figure that no process has reported is None or empty, never a guess. A rate is computed from two readings of the
+  same process.
 """
 
 from __future__ import annotations
@@ -15,39 +20,60 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
-from holdfast.cli.arguments import Asked, Json
+from holdfast.cli.arguments import CommandOptions, Json
 from holdfast.cli.checks import readable
-from holdfast.cli.failovers import cost, headline
-from holdfast.cli.overview import FrontendSeen, Overview, WorkerSeen, overview
-from holdfast.cli.ps import incidents_by_now, look_around
+from holdfast.cli.down import joined
 from holdfast.cli.screen import STATE_COLOURS, Screen, tilde
-from holdfast.cli.terminal import Cell, Terminal, cells, write_out
+from holdfast.cli.status import LocalState, cost, headline, incidents_by_now, look_around, show_json, show_processes
+from holdfast.cli.terminal import Cell, Terminal, cells
+from holdfast.core.tasks import done_within
+from holdfast.health.shown import CapacityShown, LevelShown, VerdictShown
 from holdfast.settings import Environment, Looks
+from holdfast.spec.arguments import UsageError
 from holdfast.spec.settings import about
+from holdfast.supervise.incidents import Incident
+from holdfast.supervise.status import Status, count, web_address
+from holdfast.supervise.verdicts import HEALTHY, rows_of, verdict_on, word
 
-RATE_S = 0.5  # between the two looks of one page, from which rates come
-# Another screen, without a cursor, on which what is too wide for it is cut and not wrapped; and back.
+INCIDENTS = 5  # number of latest incidents shown
+RATE_S = 0.5  # between the two readings from which a page's rates are computed
+# Switch to the alternate screen, hide the cursor and cut long lines instead of wrapping them; and back.
 ENTER, LEAVE = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
 HOME, TO_LINE_END, TO_SCREEN_END = "\x1b[H", "\x1b[K", "\x1b[J"
 COLOURS = {
     "healthy": "green", "spare": "green", "suspicious": "yellow", "draining": "yellow", "unchecked": "yellow",
     "unhealthy": "red", "quarantined": "red", "dead": "red", "failed": "red", "open": "red", "half_open": "yellow",
 }  # fmt: skip
-# Titles of the workers' table; on a narrow screen those at the end of `SPARED` go first.
+# Columns of the workers' table. On a narrow screen columns are dropped, the last of `SPARED` first.
 TITLES = ("worker", "state", "health", "weight", "breaker", "streams", "tokens/s", "canary")
 SPARED = ("weight", "streams", "canary", "tokens/s", "state", "breaker")
 RIGHT = ("weight", "streams", "tokens/s", "held", "resumed")
 
 
-class Top(Asked, frozen=True):
-    """`holdfast top`."""
+class StatusCommand(CommandOptions, frozen=True):
+    json: Json = False
+    node: Annotated[str, about("Show only this node, which `holdfast node join` started here.")] = ""
+    watch: Annotated[bool, about("Live view, until Ctrl-C.", short="-w")] = False
 
+    def run(self, env: Environment) -> int:
+        if self.watch and self.node:
+            raise UsageError("--node does nothing with --watch; leave one of them out")
+        if self.watch:
+            return TopCommand(json=self.json).run(env)
+        state_dir = readable(env.state_dir)
+        if self.node:
+            state_dir = joined(state_dir, self.node)
+        looked = asyncio.run(look_around(state_dir))
+        return show_json(looked.statuses) if self.json else show_processes(state_dir, looked)
+
+
+class TopCommand(CommandOptions, frozen=True):
     json: Json = False
     once: Annotated[bool, about("Show one page and exit.")] = False
     every: Annotated[float, about("Time between updates.", "s", min=0.2, max=60.0)] = 1.0
@@ -58,15 +84,14 @@ class Top(Asked, frozen=True):
         if not self.json and not self.once and terminal.can_move:
             asyncio.run(Live(state_dir, terminal, self.every).run())
             return 0
-        found = asyncio.run(_twice(state_dir))
+        found = asyncio.run(_with_rates(state_dir))
         if self.json:
-            write_out(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
-        else:
-            show(Screen(terminal), state_dir, found)
+            return show_json(found)
+        show(Screen(terminal), state_dir, found)
         return 0
 
 
-async def _twice(state_dir: Path) -> Overview:
+async def _with_rates(state_dir: Path) -> Overview:
     before = await glance(state_dir, None)
     if not before.workers:
         return before
@@ -80,11 +105,158 @@ async def glance(state_dir: Path, before: Overview | None) -> Overview:
     return overview(looked, incidents, before=before, unix_s=time.time(), monotonic_s=time.monotonic())
 
 
+# -- what is known at one moment
+
+
+class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    pid: int = 0
+    group: str = ""
+    state: str = ""  # as in `holdfast status`; empty: it does not run here
+    health: str = ""  # empty: control has no verdict
+    weight: float | None = None
+    reason: str = ""  # why it does not get all its traffic
+    breaker: str = ""
+    streams: int | None = None
+    tokens_per_s: float | None = None
+    tokens_total: int | None = None
+    canary: str = ""  # result of the last one: passed, failed
+    canary_age_s: float | None = None
+    note: str = ""
+
+
+class FrontendSeen(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    state: str
+    address: str
+    streams: int = 0
+    held: int | None = None  # streams that wait because no worker is there or free
+    resumed_total: int | None = None
+    store: str = ""
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """All facts that are shown, at one moment."""
+
+    at_unix_s: float
+    monotonic_s: float
+    control: str = ""  # leads, follows; empty: none runs
+    control_note: str = ""
+    level: LevelShown | None = None
+    capacity: CapacityShown | None = None
+    workers: list[WorkerRow] = []
+    frontends: list[FrontendSeen] = []
+    others: list[str] = []  # unhealthy processes of other roles
+    incidents: list[Incident] = []
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        rates = [worker.tokens_per_s for worker in self.workers if worker.tokens_per_s is not None]
+        return sum(rates) if rates else None
+
+
+def overview(
+    looked: LocalState, incidents: Sequence[Incident], *, before: Overview | None, unix_s: float, monotonic_s: float
+) -> Overview:
+    """Return what to show; `before`: the previous overview, for rates."""
+    local = [status for status in looked.statuses if status.role == "worker"]
+    counted = {(worker.name, worker.pid): worker.tokens_total for worker in before.workers} if before else {}
+    passed_s = monotonic_s - before.monotonic_s if before else 0.0
+    served = _streams(looked.pages)
+
+    def seen(status: Status | None, verdict: VerdictShown | None) -> WorkerRow:
+        page = looked.pages.get(status.name, {}) if status is not None else {}
+        total = count(page.get("tokens_total"))
+        last = counted.get((status.name, status.pid)) if status is not None else None
+        rate = (total - last) / passed_s if total is not None and last is not None and passed_s > 0.0 else None
+        return _worker(status, verdict, served, unix_s, total=total, rate=rate)
+
+    elsewhere = [verdict for verdict in looked.verdicts if verdict.name not in {status.name for status in local}]
+    control = looked.control
+    return Overview(
+        at_unix_s=unix_s,
+        monotonic_s=monotonic_s,
+        control="" if control is None else "leads" if control.leads else "follows",
+        control_note="" if control is None else control.reason,
+        level=looked.level,
+        capacity=control.capacity if control is not None else None,
+        workers=[seen(status, verdict_on(status.name, status.instance, looked.verdicts)) for status in local]
+        + [seen(None, verdict) for verdict in elsewhere],
+        frontends=[
+            _frontend(status, looked.pages.get(status.name, {}))
+            for status in looked.statuses
+            if status.role == "frontend"
+        ],
+        others=_unwell(looked.statuses),
+        incidents=list(incidents[-INCIDENTS:]),
+    )
+
+
+def _streams(pages: Mapping[str, dict[str, Any]]) -> dict[str, int]:
+    """Return the streams of all frontends, by worker."""
+    served: dict[str, int] = {}
+    for page in pages.values():
+        for row in rows_of(page):
+            name, streams = row.get("name"), row.get("streams")
+            if isinstance(name, str) and isinstance(streams, int):  # other values count as unknown
+                served[name] = served.get(name, 0) + streams
+    return served
+
+
+def _worker(
+    status: Status | None,
+    verdict: VerdictShown | None,
+    served: Mapping[str, int],
+    unix_s: float,
+    *,
+    total: int | None,
+    rate: float | None,
+) -> WorkerRow:
+    name = status.name if status is not None else verdict.worker if verdict is not None else ""
+    asked_s = verdict.canary_unix_s if verdict is not None else 0.0
+    failed = verdict is not None and verdict.canary_passed_unix_s < asked_s
+    return WorkerRow(
+        name=name,
+        pid=status.pid if status is not None else 0,
+        group=status.group if status is not None else verdict.group if verdict is not None else "",
+        state=status.state if status is not None else "",
+        health=word(verdict) if verdict is not None else "",
+        weight=verdict.weight if verdict is not None else None,
+        reason=verdict.reason if verdict is not None and verdict.status != HEALTHY else "",
+        breaker=verdict.breaker if verdict is not None else "",
+        streams=status.streams if status is not None else served.get(name),
+        tokens_per_s=None if rate is None else round(max(0.0, rate), 1),
+        tokens_total=total,
+        canary="" if not asked_s else "failed" if failed else "passed",
+        canary_age_s=round(max(0.0, unix_s - asked_s), 1) if asked_s else None,
+        note=status.note if status is not None else "",
+    )
+
+
+def _frontend(status: Status, page: Mapping[str, Any]) -> FrontendSeen:
+    return FrontendSeen(
+        name=status.name,
+        state=status.state,
+        address=web_address(status.address) if status.address else "",
+        streams=status.streams,
+        held=count(page.get("held")),
+        resumed_total=count(page.get("resumed_total")),
+        store=str(page.get("store") or ""),
+    )
+
+
+def _unwell(statuses: Sequence[Status]) -> list[str]:
+    """Return lines about unhealthy processes of other roles."""
+    rest = [status for status in statuses if status.role not in ("worker", "frontend")]
+    notes = [(status, ": ".join(filter(None, (status.state, status.note)))) for status in rest]
+    return [f"{status.name}: {words}" for status, words in notes if status.state != "ready" or status.note]
+
+
 # -- the live screen
 
 
 class Live:
-    """Redraws until somebody types q or Ctrl-C."""
+    """Redraws the screen until q or Ctrl-C is typed."""
 
     def __init__(self, state_dir: Path, terminal: Terminal, every_s: float) -> None:
         self._state_dir = state_dir
@@ -101,15 +273,14 @@ class Live:
         with keys() as keyboard:
             if keyboard is not None:
                 loop.add_reader(keyboard, self._typed, keyboard)
-            self._put(ENTER)
+            self._terminal.raw(ENTER)
             try:
                 while not self._over.is_set() and self._terminal.is_shown:
                     self._found = await glance(self._state_dir, self._found)
                     self._draw()
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._over.wait(), self._every_s)
+                    await done_within(self._over.wait(), self._every_s)
             finally:
-                self._put(LEAVE)
+                self._terminal.raw(LEAVE)
 
     def _typed(self, keyboard: int) -> None:
         typed = b""
@@ -119,7 +290,7 @@ class Live:
             self._over.set()
 
     def _draw(self) -> None:
-        """The whole screen in one write, each line over the one before it: nothing flickers."""
+        """Draw the whole screen in one write, each line over the previous one, so that nothing flickers."""
         if self._found is None:
             return
         width, height = self._terminal.width, self._terminal.height
@@ -128,15 +299,14 @@ class Live:
         show(Screen(sheet), self._state_dir, self._found, room=height - 1)
         lines = page.getvalue().splitlines()[: height - 1]
         lines.append(self._terminal.styled("q or Ctrl-C to quit", "dim"))
-        self._put(HOME + "".join(f"{line}{TO_LINE_END}\r\n" for line in lines[:-1]) + f"{lines[-1]}{TO_SCREEN_END}")
-
-    def _put(self, text: str) -> None:
-        self._terminal.raw(text)
+        self._terminal.raw(
+            HOME + "".join(f"{line}{TO_LINE_END}\r\n" for line in lines[:-1]) + f"{lines[-1]}{TO_SCREEN_END}"
+        )
 
 
 @contextlib.contextmanager
 def keys() -> Iterator[int | None]:
-    """The keyboard, read key by key and not shown; None where there is none."""
+    """Read the keyboard key by key, without echo; yield its file descriptor, or None if there is no keyboard."""
     try:
         number = sys.stdin.fileno()
         before = termios.tcgetattr(number)
@@ -154,9 +324,10 @@ def keys() -> Iterator[int | None]:
 
 
 def show(screen: Screen, state_dir: Path, found: Overview, room: int | None = None) -> None:
-    """All of it; in so many lines, if that is given: incidents go first, then workers that are well."""
+    """Show the overview. If it must fit into `room` lines, leave out incidents first, then healthy workers."""
     fit = screen.terminal.width if room is not None else None
-    screen.line(_clipped(_headline(state_dir, found), fit), style="bold")
+    at = time.strftime("%H:%M:%S", time.localtime(found.at_unix_s))
+    screen.line(_clipped(f"holdfast status  {at}  {tilde(state_dir)}", fit), style="bold")
     for text, style in _summary(found):
         screen.line(_clipped(text, fit), style=style)
     if not found.workers and not found.frontends:
@@ -180,11 +351,6 @@ def show(screen: Screen, state_dir: Path, found: Overview, room: int | None = No
         screen.line(_clipped("; ".join([f"{at}  {headline(incident)}", *cost(incident)]), fit))
 
 
-def _headline(state_dir: Path, found: Overview) -> str:
-    at = time.strftime("%H:%M:%S", time.localtime(found.at_unix_s))
-    return f"holdfast top  {at}  {tilde(state_dir)}"
-
-
 def _summary(found: Overview) -> list[tuple[str, str]]:
     streams = sum(frontend.streams for frontend in found.frontends)
     held = sum(frontend.held or 0 for frontend in found.frontends)
@@ -206,9 +372,9 @@ def _summary(found: Overview) -> list[tuple[str, str]]:
     return lines
 
 
-def _workers(screen: Screen, workers: list[WorkerSeen], room: int | None) -> None:
+def _workers(screen: Screen, workers: list[WorkerRow], room: int | None) -> None:
     left = 0
-    if room is not None and len(workers) > room:  # who is not well stands first
+    if room is not None and len(workers) > room:  # unhealthy ones come first
         workers = sorted(workers, key=lambda worker: worker.health == "healthy" and not worker.note)
         workers, left = workers[: room - 1], len(workers) - room + 1
     rows = [dict(zip(TITLES, _row(worker), strict=True)) for worker in workers]
@@ -219,7 +385,7 @@ def _workers(screen: Screen, workers: list[WorkerSeen], room: int | None) -> Non
 
 
 def _fitting(rows: list[dict[str, Cell]], width: int) -> list[str]:
-    """The titles of as many columns as there is room for."""
+    """Return the titles of as many columns as fit."""
     titles = list(TITLES)
     wide = {title: max([len(title), *(cells(row[title][0]) for row in rows)]) for title in TITLES}
     for title in reversed(SPARED):
@@ -228,7 +394,7 @@ def _fitting(rows: list[dict[str, Cell]], width: int) -> list[str]:
     return titles
 
 
-def _row(worker: WorkerSeen) -> list[Cell]:
+def _row(worker: WorkerRow) -> list[Cell]:
     asleep = worker.state in ("standby", "asleep", "waking", "starting")
     weight = "–" if worker.weight is None or asleep else f"{worker.weight:g}"
     age = _age(worker.canary_age_s)
@@ -267,7 +433,7 @@ def _frontends(screen: Screen, frontends: list[FrontendSeen]) -> None:
 
 
 def _clipped(text: str, width: int | None) -> str:
-    """A line of a live screen never wraps."""
+    """Return the line cut to the width, because lines of a live screen must not wrap."""
     if width is None or cells(text) <= width:
         return text
     while cells(text) > width - 1:

@@ -1,36 +1,37 @@
-"""`holdfast up`: start, or adopt, one deployment on this machine, as its options say, and keep it running."""
+"""`holdfast up` starts or adopts one deployment on this machine, as its options describe it, and keeps it running."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from msgspec import structs
 
 from holdfast import __version__
-from holdfast.cli.api_keys import api_keys_in
+from holdfast.cli.api_keys import first_key
 from holdfast.cli.checks import check_engine, check_machine, check_store, made, own, settle_port
 from holdfast.cli.fleet.manifest import wish_for
 from holdfast.cli.fleet.written import ModelText
 from holdfast.cli.keeping import keep, taken_lock
-from holdfast.cli.models import prepare
-from holdfast.cli.ps import look_at_all
-from holdfast.cli.screen import Screen, chat_command, open_warning, show_up
+from holdfast.cli.screen import Screen, chat_command, open_warning, show_up, works
+from holdfast.cli.status import look_at_all
 from holdfast.control.redis_stream import check_redis
 from holdfast.core.address import TcpAddress
-from holdfast.core.errors import settled
-from holdfast.core.tiers import split_key
+from holdfast.core.errors import HoldfastError, UserError, settled
+from holdfast.engines.torch.files.hub import fetch_from_hub, is_hub_id
 from holdfast.memory.devices.host_room import free_host_bytes
-from holdfast.roles.devices import choose, exact_note
+from holdfast.roles.devices import choose, exact_note, sizes_of
+from holdfast.roles.examining import Asked, examine, examine_sim, examine_vllm
 from holdfast.roles.hosted import NodeSite
-from holdfast.roles.model_names import NOTES
+from holdfast.roles.model_names import NOTES, is_made
 from holdfast.roles.planned import Planned
 from holdfast.roles.running import log_dir
 from holdfast.roles.starting import Doing, Start, follow
-from holdfast.spec.deployment import DeploymentSpec
-from holdfast.spec.launch import Launch, StoredLaunch
+from holdfast.spec.deployment import DeploymentSpec, pairs_on, seats
+from holdfast.spec.launch import Launch, RecordedLaunch, StoredLaunch
 from holdfast.spec.plan import plan
 from holdfast.supervise.lock import Holder, holder, sign
 from holdfast.supervise.processes import LocalProcesses
@@ -48,13 +49,13 @@ def run_up(
     more: Sequence[Launch] = (),
     models: Sequence[ModelText] = (),
 ) -> int:
-    """Run it; the exit status. UserError before anything is started. `tied`: in the foreground nothing outlives it.
-    `node`: of a fleet, which this machine is then as well; `more`: processes besides those of `spec`; `models`: those
-    that are wished for once it is up."""
+    """Run a deployment and return the exit status. Invalid settings raise UserError before anything starts. `tied`: in
+    the foreground no process outlives this one. `node`: this machine as a node of a fleet; `more`: processes besides
+    those of `spec`; `models`: deployed once it is up."""
     with settled():
         check_machine()
         check_store(spec.store)
-        spec.check(state_dir)  # every wish is checked before anything is touched
+        spec.check(state_dir)  # all options are checked before anything changes
         check_engine(spec.worker.engine)
         check_redis(spec.control.events.redis)
         own(state_dir)
@@ -65,21 +66,24 @@ def run_up(
         sign(lock, Holder(os.getpid()))
         spec = _with_kept_keys(state_dir, spec)
         spec = structs.replace(spec, port=settle_port(spec.host, spec.port, state_dir))
-        spec = _prepare(state_dir, spec)  # minutes, maybe: after all that is quick
+        # Memory of our own running processes, which may be adopted, counts as free.
+        ours = any(record.alive for record in read_records(state_dir))
+        with settled():
+            spec = prepare(spec, None if ours else free_host_bytes())  # may take minutes, so after all quick checks
         start = Start.of(state_dir, LocalProcesses(log_dir(state_dir)), [*plan(state_dir, spec), *more])
         planned = Planned(start, spec.wait_s, node)
-        return keep(PlannedWish(Screen(), spec, planned, detach, tuple(models)), lock, detach=detach, tied=tied)
+        return keep(PlannedStartUp(Screen(), spec, planned, detach, tuple(models)), lock, detach=detach, tied=tied)
     finally:
         os.close(lock)
 
 
 def _with_kept_keys(state_dir: Path, spec: DeploymentSpec) -> DeploymentSpec:
-    """Return the deployment with the API keys of before, if its last supervisor was killed and this command has none: a
-    variable that is missing in this shell must not open the port."""
+    """Return the deployment with the API keys of the last `up`, if its supervisor was killed and this command has none.
+    A variable that is unset in this shell must not open the port."""
     if spec.frontend.api_keys:
         return spec
     launches = (settings for record, settings in read_kept(state_dir) if record.role == "frontend")
-    keys = next(filter(None, map(api_keys_in, launches)), ())
+    keys = next(filter(None, (RecordedLaunch.of(one).api_keys for one in launches)), ())
     if not keys:
         return spec
     Screen().line(
@@ -89,15 +93,8 @@ def _with_kept_keys(state_dir: Path, spec: DeploymentSpec) -> DeploymentSpec:
     return structs.replace(spec, frontend=structs.replace(spec.frontend, api_keys=keys))
 
 
-def _prepare(state_dir: Path, spec: DeploymentSpec) -> DeploymentSpec:
-    """Memory that our own processes have, which may be adopted, is not counted as somebody else's."""
-    ours = any(record.alive for record in read_records(state_dir))
-    with settled():
-        return prepare(spec, None if ours else free_host_bytes())
-
-
 def choose_and_tell(engine: str, text: str, needed: int, exact: bool) -> tuple[str, ...]:
-    """The GPUs that `--device` means here; on the screen what was left to us, and what `--exact` costs there."""
+    """Return the GPUs that `--device` means on this machine. Show which were chosen and what `--exact` costs there."""
     chosen = choose(engine, text, needed)
     for note in filter(None, (chosen.note, exact_note(exact, chosen))):
         Screen().line(note, style="dim")
@@ -105,25 +102,25 @@ def choose_and_tell(engine: str, text: str, needed: int, exact: bool) -> tuple[s
 
 
 def already(state_dir: Path) -> str:
-    """That somebody holds the lock, and what a person can do about it."""
+    """Return the error that another process holds the lock, with the remedy."""
     found = holder(state_dir)
-    who = f" (pid {found.pid})" if found is not None and found.pid else ""
+    pid = f" (pid {found.pid})" if found is not None and found.pid else ""
     what = f"{found.deployment} is " if found is not None and found.deployment else ""
     return (
-        f"{what}already running{who} in {state_dir}: see `holdfast ps`, stop it with `holdfast down`, "
+        f"{what}already running{pid} in {state_dir}: see `holdfast status`, stop it with `holdfast down`, "
         "or set HOLDFAST_STATE_DIR to run another beside it"
     )
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedWish:
-    """A deployment by its options, and what `up` shows of it, in the foreground and detached alike."""
+class PlannedStartUp:
+    """A deployment from options and what `up` shows of it, in the foreground and detached."""
 
     screen: Screen
     spec: DeploymentSpec
     kept: Planned
     detached: bool
-    models: tuple[ModelText, ...] = ()  # that are wished for once it is up
+    models: tuple[ModelText, ...] = ()  # deployed once it is up
 
     @property
     def wait_s(self) -> float:
@@ -146,9 +143,9 @@ class PlannedWish:
         if lack:
             title = f"Holdfast {__version__} runs, but {lack}"
         address = str(TcpAddress(spec.host, spec.port))
-        url, key = web_address(address), split_key(keys[0])[0] if keys else ""
+        url = web_address(address)
         private = self.screen.terminal.is_terminal
-        chat = "" if spec.backend else chat_command(url, model, key, private=private)
+        chat = "" if spec.backend else chat_command(url, model, first_key(keys), private=private)
         more = f"`holdfast deploy KEY --model …` adds a model; clients reach it at {url}." if spec.backend else ""
         show_up(
             self.screen,
@@ -163,9 +160,76 @@ class PlannedWish:
         )
         if self.models and not lack:
             store = next(one.store for one in self.kept.start.launches if isinstance(one, StoredLaunch))
-            for told in await wish_for(store, spec.name, self.models):
-                self.screen.line(told)
+            for line in await wish_for(store, spec.name, self.models):
+                self.screen.line(line)
 
 
 def starting(launches: Sequence[Launch]) -> str:
     return f"starting {', '.join(launch.name for launch in launches)} …"
+
+
+# -- the model: fetched, with a progress bar, and examined
+
+WORKS = {"fetch": "fetching", "check": "checking", "unpack": "unpacking"}
+MODELS = (
+    "give a directory with config.json and safetensors, a .gguf file, a Hub id (org/name), tiny (random weights), "
+    "or nothing (SmolLM2)"
+)
+
+
+def check_text(tokenizer_json: bytes, template: str) -> None:
+    """Check that frontends can use the model's tokenizer and template. Raise UserError if they cannot."""
+    from holdfast.frontend.text.template import Templates
+    from holdfast.frontend.text.tokenizer import TextTokenizer
+
+    try:
+        TextTokenizer(tokenizer_json)
+        if template:
+            Templates(datetime.now).get(template)
+    except ValueError as error:
+        raise UserError(f"the model's {error}") from error
+    except HoldfastError as error:
+        raise UserError(f"the model's chat template cannot be used: {error.message}") from error
+
+
+def prepare(spec: DeploymentSpec, free_bytes: int | None) -> DeploymentSpec:
+    """Fetch the model and check that it can be served, before anything starts. Return the deployment with the model's
+    path; raise UserError if it cannot be served."""
+    if spec.worker.engine == "sim":
+        examine_sim(spec, free_bytes)
+        return spec
+    if spec.worker.engine == "vllm":
+        return _prepare_vllm(spec, free_bytes)
+    source = spec.worker.source
+    what = source if is_hub_id(source) else "SmolLM2-135M-Instruct"
+    with works() as tell:
+
+        def progress(work: str, done: int, total: int | None) -> None:
+            tell(f"{WORKS[work]} {what}", done, total)
+
+        if is_hub_id(source):
+            fetched = structs.replace(spec.worker, source=str(fetch_from_hub(source, progress)))
+            spec = structs.replace(spec, worker=fetched)
+        elif not is_made(source) and not Path(source).exists():
+            raise UserError(f"--model {source} is not there; {MODELS}")
+        looked_at = examine(Asked.of_deployment(spec, free_bytes), progress)
+    check_text(looked_at.tokenizer_json, "" if spec.worker.chat_template else looked_at.chat_template or "")
+    return spec
+
+
+def _prepare_vllm(spec: DeploymentSpec, free_bytes: int | None) -> DeploymentSpec:
+    """Prepare a model for vLLM, which serves more families than the torch engine."""
+    worker = structs.replace(spec.worker, standbys=spec.standbys)
+    where = {"workers": spec.workers}
+    if gpus := spec.gpus:
+        worker = structs.replace(worker, place=structs.replace(worker.place, device=gpus[0]))
+        # GPUs are assigned round-robin, so no GPU has more workers than the first.
+        pairs = pairs_on(seats(gpus, spec.workers, spec.ranks))
+        free_bytes, where = None, {"workers": pairs, "gpu_bytes": sizes_of(gpus)[0]}
+    with works() as tell:
+        looked_at, plan = examine_vllm(
+            worker, lambda work, done, total: tell(f"{WORKS[work]} {worker.source}", done, total), free_bytes, **where
+        )
+    Screen().line(plan.text(), style="dim")
+    check_text(looked_at.text.tokenizer_json, "" if worker.chat_template else looked_at.text.chat_template or "")
+    return structs.replace(spec, worker=structs.replace(spec.worker, source=str(looked_at.path)))

@@ -1,1 +1,1 @@
-"""The process that asks the workers, judges them by what they do, and writes down what each has earned."""
+"""The control process checks the workers, decides how much traffic each gets, and writes that to the store."""

@@ -1,9 +1,11 @@
-"""Tells a Redis stream what happens in the fleet, by the control that leads.
+"""The event mirror of the leading control sends the fleet's events to a Redis stream.
 
-A shell: it reads what the store says (`fleet.events`) and writes what is other than was told. Always true: nothing of
-serving or deciding waits for it; what is not told yet is bounded, and where that is not enough it is dropped, counted
-and said to be, and how things are then is told in its place. Whoever goes on, after a Redis that was away or a control
-that ended, begins with what Redis itself says was told: nothing that still makes a difference is lost.
+A shell: it reads facts from the store (`fleet.events`) and sends how they differ from those sent before. Always true:
+- Serving and decisions never wait for it.
+- The queue of unsent changes is bounded. When it overflows, the changes are dropped, counted and reported as a gap, and
+  the current state is sent instead.
+- After an outage of Redis or a change of the leader it continues from what Redis has, so no difference that still
+  exists is lost.
 """
 
 from __future__ import annotations
@@ -12,29 +14,54 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
-from holdfast.control.event_metrics import EventMetrics
 from holdfast.control.redis_stream import Overwritten, RedisAway, RedisStream
-from holdfast.core.tasks import beside, first, set_within
+from holdfast.core.backoff import Backoff
+from holdfast.core.tasks import beside, done_within, first
 from holdfast.fleet.events import Change, Fact, Kind, Outages, Reader, changes, gap, outlasting
-from holdfast.store.backoff import Backoff
 from holdfast.store.contract import Store
 from holdfast.store.mirror import Mirror
+from holdfast.wire import metrics
 
 log = logging.getLogger("holdfast.control")
 
-KEPT_MAX = 10_000  # changes that wait for Redis: some megabytes, and minutes of a large fleet
-BATCH_MAX = 256  # in one transaction: a millisecond of Redis
-# Between two readings: what happens within it is one change. Nobody reads a stream of events sooner.
+KEPT_MAX = 10_000  # unsent changes: some megabytes, and minutes of a large fleet
+BATCH_MAX = 256  # changes in one transaction: a millisecond of Redis
+# Pause between two reads: several changes of a subject within it become one event, which is enough for readers.
 READ_S = 0.1
-LOOK_S = 30.0  # so often a Redis that nothing is told is asked whether it still knows what it was told
+LOOK_S = 30.0  # how often an idle mirror checks that Redis still has what was sent
 REST_S = 1.0  # after a bug of ours
 
 
+class EventMetrics:
+    """Holds the event mirror's counters; without --redis there are none."""
+
+    def __init__(self) -> None:
+        self.on = False  # True: --redis was given
+        self.told = Counter[Kind]()
+        self.dropped = 0
+        self.failed = 0  # failed calls of Redis
+        self.waiting = 0
+        self.connected = False
+
+    def families(self) -> list[metrics.Metric]:
+        if not self.on:
+            return []
+        told = {(kind.value,): float(self.told[kind]) for kind in Kind}
+        text = "events that Redis did not take in time, and that are not told any more"
+        return [
+            metrics.counter("holdfast_events_told", "events that Redis has taken", ("event",), told),
+            metrics.counter("holdfast_events_dropped", text, (), {(): self.dropped}),
+            metrics.counter("holdfast_events_failures", "times that Redis did not take any", (), {(): self.failed}),
+            metrics.gauge("holdfast_events_waiting", "changes that are not told yet", (), {(): self.waiting}),
+            metrics.gauge("holdfast_events_connected", "1 while Redis takes them", (), {(): self.connected}),
+        ]
+
+
 class EventMirror:
-    """Of one fleet. `run` it in a task."""
+    """Sends one fleet's events to Redis. `run` it in a task."""
 
     def __init__(
         self,
@@ -62,17 +89,12 @@ class EventMirror:
         self._waiting = deque[Change]()
         self._news = asyncio.Event()
         self._begun = asyncio.Event()  # the store was read
-        self._dropped = 0  # and not told of
-        # As Redis has it. None: it must be asked.
+        self._dropped = 0  # events dropped and not yet reported as a gap
+        # As Redis has them. None: unknown, Redis must be asked.
         self._number: int | None = None
         self._told: dict[str, Fact] = {}
 
-    def __repr__(self) -> str:
-        known = "away" if self._number is None else f"{self._number} told"
-        return f"<EventMirror {self._deployment}: {known}, {len(self._waiting)} waiting>"
-
     async def run(self) -> None:
-        """Until cancelled."""
         try:
             while True:
                 try:
@@ -108,7 +130,7 @@ class EventMirror:
             if not mirror.away:
                 facts = self._reader.read(mirror.values)
                 self._hear(outlasting(self._facts, facts) if left_s else facts)
-            await set_within(mirror.news, left_s or None)
+            await done_within(mirror.news.wait(), left_s or None)
             await asyncio.sleep(self._read_s)
             mirror.news.clear()
 
@@ -119,13 +141,13 @@ class EventMirror:
         if not found:
             return
         self._waiting.extend(found)
-        if len(self._waiting) > self._kept_max + len(facts):  # a beginning tells of everything
+        if len(self._waiting) > self._kept_max + len(facts):  # at the start every fact is a change
             self._drop()
         self._metrics.waiting = len(self._waiting)
         self._news.set()
 
     def _drop(self) -> None:
-        """All that waits: how things are by then is told in its place."""
+        """Drop all waiting changes; the current state is sent in their place later."""
         self._count_dropped(happened(self._waiting))
         self._waiting.clear()
         self._number = None
@@ -154,15 +176,15 @@ class EventMirror:
                 await asyncio.sleep(self._backoff.next_s())
                 continue
             self._well()
-            await set_within(self._news, self._look_s)
+            await done_within(self._news.wait(), self._look_s)
 
     async def _go_on(self) -> None:
-        """From what Redis says was told."""
+        """Continue from what Redis says was sent."""
         batch = list(self._waiting)[:BATCH_MAX]
         number, told = await self._stream.told()
         if self._dropped or told not in (self._told, after(self._told, batch)):
             self._begin_from(told)
-        elif told != self._told:  # the last were told, and the answer was lost
+        elif told != self._told:  # the last batch arrived, but the answer was lost
             for _ in batch:
                 self._waiting.popleft()
         self._number, self._told = number, told
@@ -181,7 +203,7 @@ class EventMirror:
         await self._stream.tell(self._number, batch)
         if batch[0].event is not None and batch[0].event.event_type is Kind.GAP:
             self._dropped -= batch[0].event.data["dropped"]
-        if self._number is None:  # more was dropped meanwhile: what was told is asked for
+        if self._number is None:  # changes were dropped meanwhile: ask Redis what it has
             return
         for _ in batch:
             self._waiting.popleft()
@@ -206,12 +228,12 @@ class EventMirror:
 
 
 def happened(waiting: Iterable[Change]) -> int:
-    """Events of the fleet among them."""
+    """Return the number of the fleet's events among the changes, without gaps."""
     return sum(one.event is not None and one.event.event_type is not Kind.GAP for one in waiting)
 
 
 def after(told: dict[str, Fact], batch: Sequence[Change]) -> dict[str, Fact]:
-    """What is told, once these are."""
+    """Return the facts that are known to Redis once this batch is sent."""
     facts = dict(told)
     for change in batch:
         if change.now is None:

@@ -16,7 +16,7 @@ from holdfast.core.errors import UserError
 from holdfast.discovery.keys import MODELS, NODES, ORDERS, REPORTS
 from holdfast.fleet.controller import Controller
 from holdfast.fleet.records import Book, NodeRecord, Orders, Wish, book_key, read
-from holdfast.health.records import Demand, Report
+from holdfast.health.records import Demand, ReportRecord
 
 log = logging.getLogger("holdfast.control")
 
@@ -152,7 +152,7 @@ def _demand(value: bytes | None) -> dict[str, Demand] | None:
     if value is None:
         return None
     try:
-        report = msgspec.json.decode(value, type=Report)
+        report = msgspec.json.decode(value, type=ReportRecord)
     except (ValueError, RecursionError):
         return None  # it is told where reports are summed
     return report.demand

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from holdfast.control.contact import Contact
 from holdfast.control.fleet_feed import FleetFeed, Overtaken
 from holdfast.control.fleet_metrics import FAILURES, FleetMetrics
+from holdfast.control.worker_probe import WorkerProbe
+from holdfast.core.backoff import backoff_s
 from holdfast.core.errors import UserError
 from holdfast.core.ports import World
-from holdfast.core.tasks import beside, first, set_within
+from holdfast.core.tasks import beside, done_within, first
 from holdfast.fleet.controller import Writes
 from holdfast.fleet.records import Orders
 from holdfast.fleet.traffic import Load
@@ -145,7 +146,7 @@ class FleetLoop:
             rest_s = min(rest_s, max(NEXT_S_MIN, due_s - self.now_s))
         if self._mirror.away:
             rest_s = LOOK_S
-        await set_within(self._mirror.news, rest_s)
+        await done_within(self._mirror.news.wait(), rest_s)
 
     # -- what is written
 
@@ -178,14 +179,14 @@ class FleetLoop:
 
     async def _swap(self, key: str, value: bytes | None, expected: bytes | None) -> bool:
         """Whether it has the new value. A store that is away is waited for: what was asked may stand already."""
-        retry_s = RETRY_S_MIN
+        failures = 0
         while not self._lost.is_set():
             try:
                 return await self._store.swap(key, value, expected, SWAP_S)
             except StoreUnavailable as error:
                 log.debug("fleet: %s is not written yet: %s", key, error)
-                await asyncio.sleep(retry_s)
-                retry_s = min(RETRY_S_MAX, retry_s * 2)
+                failures += 1
+                await asyncio.sleep(backoff_s(failures, RETRY_S_MIN, RETRY_S_MAX))
         return False
 
     def _say(self) -> None:
@@ -198,7 +199,7 @@ def _encoded(orders: Orders | None) -> bytes | None:
     return None if orders is None else msgspec.json.encode(orders)
 
 
-def loads_of(contacts: Iterable[Contact]) -> dict[str, Load]:
+def loads_of(contacts: Iterable[WorkerProbe]) -> dict[str, Load]:
     """What those carry that serve, by the names of their models."""
     sums = dict[str, list[int]]()
     for contact in contacts:

@@ -1,7 +1,6 @@
-"""The fleet in Prometheus' words. Logic knows nothing of it: the loop hands over what it was told.
+"""The fleet's Prometheus metrics. The controller knows nothing of them: the fleet loop feeds them.
 
-Always true: what an alert counts up has a line from the first scrape on, once there is a fleet; models that are gone
-have none.
+Always true: once there is a fleet, counters for alerts have a line from the first scrape on; removed models have none.
 """
 
 from __future__ import annotations
@@ -13,22 +12,22 @@ from holdfast.fleet.actions import Verb
 from holdfast.fleet.controller import Controller, Told
 from holdfast.wire import metrics
 
-# Upper bounds, seconds, of a pass: nothing changed; one node of many; a thousand; all that a large fleet has.
+# Upper bounds of a planner pass, in seconds: from no change, over one node of many, to a whole large fleet.
 PASS_BOUNDS_S = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0)
 FAILURES = ("failed", "crashed", "lost")
 
 
 class FleetMetrics:
-    """Of one control, over all that it leads."""
+    """Collects the fleet's metrics in one control, over all its leaderships."""
 
     def __init__(self) -> None:
         self._happened = Counter[str]()
         self._passes = [0] * (len(PASS_BOUNDS_S) + 1)
         self._passes_s = 0.0
-        self.controller: Controller | None = None  # that leads
+        self.controller: Controller | None = None  # the one that leads
 
     def passed(self, took_s: float) -> None:
-        """One pass of the planner."""
+        """Count a pass of the planner."""
         self._passes[bisect_left(PASS_BOUNDS_S, took_s)] += 1
         self._passes_s += took_s
 
@@ -36,7 +35,7 @@ class FleetMetrics:
         self._happened[one.what] += 1
 
     def families(self) -> list[metrics.Metric]:
-        """None, where there never was a fleet."""
+        """Return the metrics; an empty list if there never was a fleet."""
         if self.controller is None or not sum(self._passes):
             return []
         happened = self._happened

@@ -1,9 +1,10 @@
-"""Control in Prometheus' words, under the names that dashboards and alerts for Dynamo look for where they have some.
+"""Control's Prometheus metrics. Names are those of Dynamo's dashboards and alerts, where these have one.
 
-Always true: only a control that leads shows workers and levels, so that two of them count nobody twice; devices' faults
-each shows that it read on its own machine; a worker that
-is forgotten has no line left, of counters neither, so what is shown is bounded by who is there; what an alert counts up
-has a line from the first scrape on (0, not absent).
+Always true:
+- Only the leading control exports workers and levels, so that no worker is counted twice.
+- Every control exports the device faults that it read on its own machine.
+- A forgotten worker has no line left, not even counters, so the present workers bound the number of lines.
+- Counters for alerts have a line from the first scrape on (0, not absent).
 """
 
 from __future__ import annotations
@@ -12,25 +13,25 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.control import words as w
-from holdfast.control.event_metrics import EventMetrics
+from holdfast.control import health_controller as hc
+from holdfast.control.event_mirror import EventMetrics
 from holdfast.control.fleet_metrics import FleetMetrics
-from holdfast.control.showing import View, group_of, ids
-from holdfast.health.device_faults import Fault
+from holdfast.control.showing import ControlView, group_of, ids
+from holdfast.health.device_faults import DeviceFault
 from holdfast.health.records import HealthRecord
 from holdfast.routing.degradation import RULES
 from holdfast.wire import metrics
 
-# Upper bounds, seconds: a ping through an engine's loop, a canary of a small model, of a large one; a try has 15 s.
+# Histogram bounds in seconds, for pings and for canaries of small and large models; a try takes at most 15 s.
 CHECK_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0)
 CHECKS = ("canary", "ping")
 RESULTS = ("passed", "failed")
-FAULTS_MAX = 1000  # kinds of faults that are told apart: some tens of numbers on a few GPUs
+FAULTS_MAX = 1000  # label sets of the fault counter: some tens of numbers on a few GPUs
 
 
 @dataclass(slots=True)
 class _Checks:
-    """What was asked of one worker, by one kind of check."""
+    """Counts of one kind of check on one worker."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(CHECK_BOUNDS_S) + 1))
     sum_s: float = 0.0
@@ -38,12 +39,10 @@ class _Checks:
 
 
 class ControlMetrics:
-    """The lines of one control."""
-
     def __init__(self) -> None:
         self._registry = metrics.MetricsRegistry()
         metrics.Read(self._read, self._registry)
-        self._view: View | None = None  # that is being shown
+        self._view: ControlView | None = None  # the one being exported
         self._checks: dict[str, dict[str, _Checks]] = {}  # by path and kind of check
         self._quarantines = 0
         self._flagged = 0
@@ -52,39 +51,38 @@ class ControlMetrics:
         self.events = EventMetrics()
 
     def checked(self, path: str, check: str, result: str, took_s: float | None = None) -> None:
-        """A check of the worker at that path is over; `took_s` if it was answered."""
+        """Count a finished check of the worker at that path; `took_s` is given if it was answered."""
         kept = self._checks.setdefault(path, {kind: _Checks() for kind in CHECKS})[check]
         kept.results[result] += 1
         if took_s is not None:
             kept.counts[bisect_left(CHECK_BOUNDS_S, took_s)] += 1
             kept.sum_s += took_s
 
-    def heard(self, event: w.Event, effects: Sequence[w.Effect]) -> None:
-        """What the wards took, and made of it: a canary may be over."""
-        if isinstance(event, w.NoAnswer):
+    def heard(self, event: hc.HealthEvent, effects: Sequence[hc.HealthEffect]) -> None:
+        """Count the canary that ended with this step of the health controller, if one did."""
+        if isinstance(event, hc.AnswerMissing):
             self.checked(event.path, "canary", "failed")
-        elif isinstance(event, w.Answer):
-            told = {effect.what for effect in effects if isinstance(effect, w.Told) and effect.path == event.path}
-            bad = told & {w.What.FAILED, w.What.ACCUSED}
+        elif isinstance(event, hc.AnswerReceived):
+            told = {effect.what for effect in effects if isinstance(effect, hc.Notice) and effect.path == event.path}
+            bad = told & {hc.NoticeKind.FAILED, hc.NoticeKind.ACCUSED}
             self.checked(event.path, "canary", "failed" if bad else "passed", event.took_s)
 
     def forget(self, path: str) -> None:
-        """Its record is gone; whether anybody scrapes or not."""
+        """Drop the counts of a worker that has no record any more."""
         self._checks.pop(path, None)
 
     def quarantined(self, streams: int) -> None:
-        """Weights were found to be wrong; so many answers since they were last right may be wrong too."""
+        """Count a finding of wrong weights, and the answers since they were last right, which may be wrong too."""
         self._quarantines += 1
         self._flagged += streams
 
-    def device_fault(self, source: str, fault: Fault) -> None:
-        """A GPU of this machine told of a fault, ignorable ones too; what has no number has its name."""
+    def device_fault(self, source: str, fault: DeviceFault) -> None:
+        """Count a fault of a GPU of this machine, ignorable ones too; one without a number is labelled by its name."""
         what = (fault.device, str(fault.number or fault.reason.partition(":")[0]), fault.severity.value, source)
         if what in self._faults or len(self._faults) < FAULTS_MAX:
             self._faults[what] = self._faults.get(what, 0) + 1
 
-    def page(self, view: View) -> bytes:
-        """Every line, as of now."""
+    def page(self, view: ControlView) -> bytes:
         self._checks = {path: checks for path, checks in self._checks.items() if path in view.records}
         self._view = view
         return metrics.page(self._registry)
@@ -101,7 +99,12 @@ class ControlMetrics:
         records = {path: view.records[path] for path in named}
         passed = {path: one.standing.good_s for path, one in records.items() if not view.asleep(path)}
         shown += _workers(named, records, passed) + self._of_checks(named)
-        return [*shown, *_deployment(view), *self._of_corruption(), *self.fleet.families(), *self.events.families()]
+        text = "answers that may be wrong: of a worker that was quarantined, since it was last known to be right"
+        corruption = [
+            metrics.counter("holdfast_quarantines", "weights found to be wrong", (), {(): self._quarantines}),
+            metrics.counter("holdfast_flagged_streams", text, (), {(): self._flagged}),
+        ]
+        return [*shown, *_deployment(view), *corruption, *self.fleet.families(), *self.events.families()]
 
     def _of_checks(self, named: Mapping[str, str]) -> list[metrics.Metric]:
         kept = {(named[path], kind): checks for path in named for kind, checks in self._checks.get(path, {}).items()}
@@ -112,13 +115,6 @@ class ControlMetrics:
         return [
             metrics.histogram(name, text, who, CHECK_BOUNDS_S, took),
             metrics.counter("holdfast_health_checks", "checks, by result", (*who, "result"), results),
-        ]
-
-    def _of_corruption(self) -> list[metrics.Metric]:
-        text = "answers that may be wrong: of a worker that was quarantined, since it was last known to be right"
-        return [
-            metrics.counter("holdfast_quarantines", "weights found to be wrong", (), {(): self._quarantines}),
-            metrics.counter("holdfast_flagged_streams", text, (), {(): self._flagged}),
         ]
 
 
@@ -157,8 +153,8 @@ def _workers(
     ]
 
 
-def _deployment(view: View) -> list[metrics.Metric]:
-    """What is not known yet has no line: an alert on it would be a guess."""
+def _deployment(view: ControlView) -> list[metrics.Metric]:
+    """Return the deployment's metrics; unknown values have no line, because an alert on them would be a guess."""
     text = "engines of a group that stand by"
     standbys = {(group,): float(count) for group, count in view.groups.items()}
     values: dict[str, tuple[str, float]] = {}

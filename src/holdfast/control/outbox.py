@@ -1,8 +1,10 @@
-"""What is to be written down, and what may be done once it is.
+"""The outbox writes the leader's records to the store, and runs actions after their records are written.
 
-Always true: of one key the latest value is written, one put at a time; what follows from a value is done after it
-stands in the store, and never if it does not; while the store is away everything waits, and nothing is lost; once the
-lock is lost nothing more is written, whoever wakes up late.
+Always true:
+- For each key only the latest value is written, one put at a time.
+- An action that follows from a value runs only after the value is in the store.
+- While the store is unavailable, writes and actions wait, and none is lost.
+- Once the lock is lost nothing more is written, not even by a task that wakes up late.
 """
 
 from __future__ import annotations
@@ -12,29 +14,30 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from holdfast.core.backoff import backoff_s
 from holdfast.store.contract import Store, StoreUnavailable
 
 log = logging.getLogger("holdfast.control")
 
-PUT_S = 2.0  # a store that lives answers in milliseconds
-RETRY_S_MIN, RETRY_S_MAX = 0.1, 1.0  # when it is back a verdict waits a second at most
-# What waits for one key's writing: a few verdicts' consequences. More is a store that is away for hours.
+PUT_S = 2.0  # a live store answers in milliseconds
+RETRY_S_MIN, RETRY_S_MAX = 0.1, 1.0  # once the store is back, a verdict waits a second at most
+# Waiting actions of one key: those of a few verdicts. More wait only if the store is unavailable for hours.
 ACTS_MAX = 100
 
 Act = Callable[[], None]
 
 
 class Outbox:
-    """The keys of one who leads. `lost`: it does no longer."""
+    """The pending writes of one leader. `lost` is set when it loses the lock."""
 
     def __init__(self, store: Store, lost: asyncio.Event) -> None:
         self._store = store
         self._lost = lost
-        self._wanted: dict[str, bytes | None] = {}  # None: it is to be removed
-        self._unwritten: dict[str, list[Act]] = {}  # in the order they are written in, with what waits for it
+        self._wanted: dict[str, bytes | None] = {}  # None: the key is to be deleted
+        self._unwritten: dict[str, list[Act]] = {}  # in the order of writing, with the actions that wait
         self._changed = asyncio.Event()
         self._closed = False
-        self.failing = ""  # why the store does not take what is written
+        self.failing = ""  # why the store refuses writes; empty: it does not
 
     def __len__(self) -> int:
         return len(self._unwritten)
@@ -43,15 +46,15 @@ class Outbox:
         return self._wanted.get(key)
 
     def stands(self, key: str, value: bytes) -> None:
-        """Another wrote this, and it is gone on from: should the store forget it, it is written again."""
+        """Adopt a value that another control wrote: it is written again if the store loses it."""
         self._wanted.setdefault(key, value)
 
     def close(self) -> None:
-        """Nothing more is written: somebody else does."""
+        """Write nothing more, because another control does."""
         self._closed = True
 
     def put(self, key: str, value: bytes | None) -> None:
-        """Write this down, in place of whatever was to be written there."""
+        """Write this value, in place of any that waits for this key; None deletes the key."""
         if key in self._wanted and self._wanted[key] == value:
             return
         self._wanted[key] = value
@@ -59,7 +62,7 @@ class Outbox:
         self._changed.set()
 
     def after(self, keys: Sequence[str], act: Act) -> None:
-        """Do it when what is now to stand at all of them does; at once if it does already."""
+        """Run the action once the current values of all these keys are written; at once if they are."""
         key = next((key for key in keys if key in self._unwritten), "")
         if not key:
             self._do(act)
@@ -73,7 +76,7 @@ class Outbox:
             log.error("%s: %d acts wait for its writing; this one is dropped", key, ACTS_MAX)
 
     def check(self, values: Mapping[str, bytes]) -> None:
-        """This stands in the store: if it forgot what was written, that is written again."""
+        """Compare the store's content with what was written, and write again what it lost."""
         for key, wanted in self._wanted.items():
             if key not in self._unwritten and values.get(key) != wanted:
                 self._unwritten[key] = []
@@ -81,7 +84,7 @@ class Outbox:
 
     async def run(self) -> None:
         """Write until cancelled or closed, or until the lock is lost."""
-        retry_s = RETRY_S_MIN
+        failures = 0
         while not (self._lost.is_set() or self._closed):
             key = next(iter(self._unwritten), None)
             if key is None:
@@ -97,13 +100,13 @@ class Outbox:
                 if not self.failing:
                     log.warning("cannot write down what is decided: %s; trying again", error)
                 self.failing = str(error)
-                self._unwritten[key] = self._unwritten.pop(key)  # to the end: one bad key holds up nobody else
-                await asyncio.sleep(retry_s)
-                retry_s = min(RETRY_S_MAX, retry_s * 2)
+                self._unwritten[key] = self._unwritten.pop(key)  # to the end: one bad key holds up no other
+                failures += 1
+                await asyncio.sleep(backoff_s(failures, RETRY_S_MIN, RETRY_S_MAX))
             else:
                 if self.failing:
                     log.info("what is decided is written down again")
-                self.failing, retry_s = "", RETRY_S_MIN
+                self.failing, failures = "", 0
 
     async def _write(self, key: str) -> None:
         value = self._wanted[key]
@@ -125,7 +128,7 @@ class Outbox:
             self._do(act)
 
     def _do(self, act: Act) -> None:
-        """An act that fails is our own bug, and costs itself only."""
+        """Run the action, unless the lock is lost. A failure is a bug of ours and affects no other action."""
         if self._lost.is_set():
             return
         try:

@@ -1,7 +1,7 @@
-"""A Redis stream, and beside it what was told in it: which facts, and how many events.
+"""Writes events to a Redis stream, and a hash with the facts and the number of events sent so far.
 
-Always true: events and what is remembered of them are written in one transaction, and only if nobody else has written
-since they were last read. So a Redis that lost its last seconds has lost both, and of two who write one is refused.
+Always true: events and hash are written in one transaction, and only if no other control has written since they were
+last read. So if Redis loses its last seconds it loses both, and of two writers one is refused.
 """
 
 from __future__ import annotations
@@ -18,44 +18,45 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 STREAM = "dispatcher:events"
-ANSWER_S = 2.0  # of one call: one that runs answers in a millisecond
+ANSWER_S = 2.0  # timeout of one call: a live Redis answers in a millisecond
 LOST = "redis is needed for --redis: pip install 'holdfast-llm[redis]'"
 _NUMBER = "number"
 
 
 class RedisAway(Exception):
-    """It does not answer, or takes nothing: full, loading, read-only. What was asked may have been done."""
+    """Redis does not answer or refuses writes (full, loading, read-only). The write may still have happened."""
 
 
 class Overwritten(Exception):
-    """Somebody else has told of this fleet since."""
+    """Another control has written this fleet's events since they were last read."""
 
     def __str__(self) -> str:
         return "another control tells them, too"
 
 
 class RedisStream:
-    """Of one fleet; several may share the stream."""
+    """Writes one fleet's events to the stream, which several fleets may share."""
 
     def __init__(self, url: str, deployment: str, entries_max: int) -> None:
         self._client = opened(url)
         self._entries_max = entries_max
-        # In a cluster of Redis on the stream's own slot: what is in braces is what counts.
+        # The braces put the hash into the stream's slot of a Redis cluster.
         self._told = f"{{{STREAM}}}:told:{deployment}"
 
     async def told(self) -> tuple[int, dict[str, Fact]]:
-        """How many events were, and which facts. RedisAway."""
+        """Return the number of events sent, and the facts by subject. Raises RedisAway."""
         held: Mapping[bytes, bytes] = await self._asked(self._client.hgetall(self._told))
         facts = {key.decode(): value for key, value in held.items()}
         number = int(facts.pop(_NUMBER, b"0"))
         return number, {subject: msgspec.json.decode(value, type=Fact) for subject, value in facts.items()}
 
     async def number(self) -> int:
-        """How many events were told. RedisAway."""
+        """Return the number of events sent. Raises RedisAway."""
         return int(await self._asked(self._client.hget(self._told, _NUMBER)) or 0)
 
     async def tell(self, number: int, changes: Sequence[Change]) -> None:
-        """All of it or nothing, after so many events. RedisAway; Overwritten, if another number stands there."""
+        """Write all changes or none. Raises RedisAway; Overwritten if `number` is not the number of events sent so
+        far."""
         await self._asked(self._transaction(number, changes))
 
     async def _transaction(self, number: int, changes: Sequence[Change]) -> None:
@@ -91,13 +92,13 @@ class RedisStream:
 
 
 def check_redis(url: str) -> None:
-    """UserError, if it cannot be one; "" is none."""
+    """Raise UserError if the URL is invalid; an empty one is allowed."""
     if url:
         opened(url)
 
 
 def opened(url: str) -> Redis:
-    """UserError, if it cannot be one; nothing is asked yet."""
+    """Return a client without connecting. Raises UserError if the URL is invalid or the redis package is missing."""
     try:
         from redis.asyncio import Redis
         from redis.asyncio.retry import Retry
@@ -112,7 +113,7 @@ def opened(url: str) -> Redis:
 
 
 def fields(event: Event) -> dict[Any, Any]:
-    """As an entry of the stream has them: flat, and none that says nothing."""
+    """Return the event as fields of a stream entry: flat, without empty ones."""
     said: dict[Any, Any] = {
         "event_type": event.event_type.value,
         "timestamp": f"{event.timestamp:.3f}",

@@ -1,1 +1,1 @@
-"""Words everyone uses: addresses, requests, errors, ports. Imports nothing of ours."""
+"""Types and helpers for all other packages: addresses, requests, errors, ports. Imports no other package of ours."""

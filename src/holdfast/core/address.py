@@ -1,4 +1,4 @@
-"""Addresses of sockets, written as people write them: `tcp://127.0.0.1:9000` or `unix:///run/x.sock`."""
+"""Defines socket addresses and their text form: `tcp://127.0.0.1:9000` or `unix:///run/x.sock`."""
 
 from __future__ import annotations
 
@@ -30,26 +30,17 @@ Address = TcpAddress | UnixAddress
 
 
 def parse_address(text: str) -> Address:
-    """Read an address; a ValueError names what is wrong and shows a right one."""
+    """Return the address in `text`; raise ValueError with the error and a valid example."""
     scheme, found, rest = text.partition("://")
     if not found or scheme not in ("tcp", "unix"):
         raise ValueError(f"address {text!r} must start with tcp:// or unix://, e.g. tcp://127.0.0.1:9000")
     if scheme == "unix":
-        return _parse_unix(rest)
-    return _parse_tcp(text, rest)
-
-
-def _parse_unix(path: str) -> UnixAddress:
-    if not path.startswith("/"):
-        raise ValueError(f"unix address needs an absolute path, got {path!r}")
-    if len(path.encode()) > UNIX_PATH_BYTES_MAX:
-        raise ValueError(
-            f"unix socket path is longer than {UNIX_PATH_BYTES_MAX} bytes: {path!r}; choose a shorter state directory"
-        )
-    return UnixAddress(path)
-
-
-def _parse_tcp(text: str, rest: str) -> TcpAddress:
+        if not rest.startswith("/"):
+            raise ValueError(f"unix address needs an absolute path, got {rest!r}")
+        if len(rest.encode()) > UNIX_PATH_BYTES_MAX:
+            mend = "choose a shorter state directory"
+            raise ValueError(f"unix socket path is longer than {UNIX_PATH_BYTES_MAX} bytes: {rest!r}; {mend}")
+        return UnixAddress(rest)
     host, found, port_text = rest.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not found or not host or not port_text.isascii() or not port_text.isdigit() or int(port_text) > 65535:

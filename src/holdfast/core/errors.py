@@ -1,7 +1,7 @@
-"""The names of what can go wrong with a request, and whether another worker may take it up.
+"""Error codes of requests, which of them are resumable, and the errors that are shown to users.
 
-The outside world's failures are translated into these names at the edge where they happen. A code is
-*resumable* when replaying prompt + emitted tokens on another engine is the right answer to it.
+Code at the edge (sockets, engines) translates failures into these codes. A code is *resumable* if the frontend should
+replay the prompt and the emitted tokens on another engine.
 """
 
 from __future__ import annotations
@@ -12,25 +12,23 @@ from enum import StrEnum
 
 
 class Code(StrEnum):
-    """Every failure of a request, by name."""
-
     CANNOT_CONNECT = "CannotConnect"
     DISCONNECTED = "Disconnected"
     CONNECTION_TIMEOUT = "ConnectionTimeout"
     RESPONSE_TIMEOUT = "ResponseTimeout"
     ENGINE_SHUTDOWN = "EngineShutdown"
     STREAM_INCOMPLETE = "StreamIncomplete"
-    EMPTY_ANSWER = "EmptyAnswer"  # a worker says that it is the end, and made nothing
+    EMPTY_ANSWER = "EmptyAnswer"  # a worker ended the stream without a token
     WORKER_OVERLOADED = "WorkerOverloaded"
-    PUSHED_OUT = "PushedOut"  # it waited, and a line that was full kept others
+    PUSHED_OUT = "PushedOut"  # it waited in a queue that became full, and other requests were kept
     CANCELLED = "Cancelled"
     INVALID_REQUEST = "InvalidRequest"
     RESOURCE_EXHAUSTED = "ResourceExhausted"
     NO_WORKER = "NoWorker"
-    REPLACED = "Replaced"  # a rollout took its workers away for good, and no others may go on with it
-    MODEL_UNAVAILABLE = "ModelUnavailable"  # nobody wants its model any more, and no worker of it is left
-    POISONED = "PoisonedRequest"  # engines die of it; never tried again
-    INTERNAL = "InternalError"  # a bug of ours, which cost this request
+    REPLACED = "Replaced"  # a rollout removed its workers, and no other worker may continue it
+    MODEL_UNAVAILABLE = "ModelUnavailable"  # its model is no longer desired, and has no worker left
+    POISONED = "PoisonedRequest"  # it crashes engines; never retried
+    INTERNAL = "InternalError"  # a bug of ours
 
 
 RESUMABLE = frozenset(
@@ -48,7 +46,7 @@ RESUMABLE = frozenset(
 
 
 class HoldfastError(Exception):
-    """A failure with a name from `Code`; its text says the cause and, where there is one, the mend."""
+    """A failure with a `Code`; its text says the cause and, if there is one, the remedy."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
@@ -57,24 +55,25 @@ class HoldfastError(Exception):
 
 
 class UserError(Exception):
-    """A person's mistake, or a missing thing on their machine: shown as one line, without a traceback."""
+    """A user's mistake, or something that is missing on the machine: shown as one line, without a traceback."""
 
 
 class Refused(UserError):
-    """A mistake that no second try mends: a process that meets it exits with `REFUSED`, and is not started again."""
+    """An error that a retry cannot fix: the process exits with `REFUSED`, and its supervisor does not restart it."""
 
 
 class Untold(UserError):
-    """What was asked cannot be told, by a command whose status 1 is an answer: status 2."""
+    """The failure of a command whose exit status 1 is a normal answer: it exits with status 2."""
 
 
 class Passing(UserError):
-    """Something that is missing now and may be there the next time: a network, a server."""
+    """A transient error: something is missing now, such as a network or a server, and a retry may succeed."""
 
 
 @contextlib.contextmanager
 def settled() -> Iterator[None]:
-    """Whatever follows from settings alone is made inside: what is wrong there no second try mends."""
+    """Turn a UserError or ValueError in the body into `Refused`, except `Passing`. For code that depends on settings
+    only: its errors cannot be fixed by a retry."""
     try:
         yield
     except (Passing, Refused):
@@ -83,11 +82,11 @@ def settled() -> Iterator[None]:
         raise Refused(str(error)) from error
 
 
-REFUSED = 78  # the exit status of what was refused; sysexits.h calls it EX_CONFIG
+REFUSED = 78  # the exit status after `Refused`; sysexits.h calls it EX_CONFIG
 
 
 def exit_status(error: UserError | None) -> int:
-    """What a process that ended so tells who started it."""
+    """Return the exit status of a process that ended with this error."""
     if isinstance(error, Untold):
         return 2
     return 0 if error is None else REFUSED if isinstance(error, Refused) else 1

@@ -1,7 +1,7 @@
-"""What every lock on a file needs: the same file for all, who has it, and its holder's signature.
+"""Helpers for lock files: open, lock, and the holder's signature.
 
-Always true: the kernel's lock decides, the content only informs; a lock on a file that is no longer the one at the path
-is no lock (facts 18); descriptors are close-on-exec, and links are not followed.
+Always true: the kernel's lock decides, the file's content only informs; a lock counts only on the file that is at the
+path now (facts 18); descriptors are close-on-exec, and symbolic links are not followed.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import os
 import stat
 from pathlib import Path
 
-# What a holder says of itself, as a rule; whoever looks reads no more than the second.
+# The size that a signature is padded to, and the most that a reader reads.
 SIGNATURE_BYTES = 512
 SIGNATURE_BYTES_MAX = 4096
 
 
 def open_lock_file(path: Path) -> int:
-    """The file at the path, made if there is none, nothing locked yet."""
+    """Open the file at the path, creating it if needed; return its descriptor, not locked yet."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     return _regular(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), path)
 
 
 def _regular(descriptor: int, path: Path) -> int:
-    """A pipe can be locked and not signed: it would hide who has the lock."""
+    """Return the descriptor; raise OSError unless it is a regular file. A pipe could be locked but not signed."""
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
@@ -33,7 +33,7 @@ def _regular(descriptor: int, path: Path) -> int:
 
 
 def try_flock(descriptor: int) -> bool:
-    """Take it if it is free. Somebody's look at the holder, in this very moment, reads as not free."""
+    """Take the lock if it is free; return whether it was. A concurrent `read_signature` makes it seem taken."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -42,15 +42,15 @@ def try_flock(descriptor: int) -> bool:
 
 
 def is_at_path(descriptor: int, path: Path) -> bool:
-    """Whether this is still the file that others would lock."""
+    """Return whether the open file is still the one at the path."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     return False
 
 
 def sign(descriptor: int, text: bytes) -> None:
-    """Padded, so that it covers what stood there before: ext4 makes a truncated file's writers wait for the disk. One
-    that is full leaves it unsigned, not unlocked."""
+    """Write the signature, padded to cover the old one: after a truncation ext4 would make writers wait for the disk.
+    On a full disk the file stays locked and unsigned."""
     padded = text.rstrip().ljust(SIGNATURE_BYTES - 1) + b"\n"
     with contextlib.suppress(OSError):
         os.pwrite(descriptor, padded, 0)
@@ -59,14 +59,14 @@ def sign(descriptor: int, text: bytes) -> None:
 
 
 def read_signature(path: Path) -> bytes | None:
-    """What the holder says of itself; empty if it has not signed yet; None if nobody holds the lock."""
+    """Return the holder's signature; empty if it has not signed yet; None if the lock is free."""
     try:
-        # Not blocking: somebody's pipe has no other end.
+        # O_NONBLOCK: opening a pipe without a writer would wait.
         descriptor = _regular(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), path)
     except FileNotFoundError:
         return None
     try:
-        # A shared lock, for the blink of an eye: two who look do not see each other.
+        # A shared lock, held briefly, so that two readers do not block each other.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return os.pread(descriptor, SIGNATURE_BYTES_MAX, 0)

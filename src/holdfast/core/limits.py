@@ -1,4 +1,4 @@
-"""What the kernel lets a process have. Looked at and raised at its start, once."""
+"""The limit on a process's file descriptors: checked and raised once, at its start."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import sys
 
 from holdfast.core.errors import Refused
 
-# An idle process of ours has about 30, a vault keeps 64 for those who are there, and clients come on top.
+# An idle process of ours uses about 30; a vault reserves 64 for its clients; the rest is for other connections.
 DESCRIPTORS_MIN = 128
 
 
 def raise_descriptor_limit() -> None:
-    """Slabs, connections and pidfds are descriptors: take as many as this process may have. Refused where those are
-    too few: no second try finds more."""
+    """Raise the soft limit to the hard limit, since slabs, connections and pidfds are descriptors. Raise `Refused` if
+    the hard limit is too low: a retry would not help."""
     check_descriptor_limit()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
@@ -22,7 +22,7 @@ def raise_descriptor_limit() -> None:
 
 
 def check_descriptor_limit() -> None:
-    """Whether a process may have enough of them."""
+    """Raise `Refused` if the hard limit is too low."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < DESCRIPTORS_MIN:
         mend = "raise the hard limit (`ulimit -Hn`, systemd's LimitNOFILE, a container's --ulimit nofile)"
@@ -30,6 +30,6 @@ def check_descriptor_limit() -> None:
 
 
 def descriptor_limit() -> int:
-    """How many descriptors this process may have at present."""
+    """Return the current soft limit of this process."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft

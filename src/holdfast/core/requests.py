@@ -1,8 +1,8 @@
-"""What an engine is asked and what it answers, in token ids only.
+"""Requests to an engine and its outputs, in token ids only.
 
-These types cross process borders, so they are msgspec structs laid out as arrays. A request is complete in
-itself: replaying it anywhere gives the stream's next tokens (idea 2), because sampling depends on
-(seed, position) and the tokens so far, never on what an engine remembers.
+These types are sent between processes, so they are msgspec structs laid out as arrays. A request is complete: any
+engine can replay it to get the stream's next tokens, because sampling depends only on (seed, position) and the tokens
+so far, never on an engine's state.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import msgspec
 from holdfast.core.tiers import TIER_DEFAULT
 
 SEED_MAX = 2**63 - 1
-# A known question's own tier: it is taken ahead of all others, and when they have every place. One at a time.
+# Below this a temperature means greedy sampling (vLLM's bound); dividing by less would overflow.
+TEMPERATURE_MIN = 1e-5
+# The tier of canaries: served before all others, even if all places are taken. One at a time.
 CANARY_TIER = -1
 
 
@@ -32,6 +34,25 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: int | None = None  # None: no logprobs; 0: the chosen token's only
     min_tokens: int = 0
     ignore_eos: bool = False
+
+    @property
+    def is_greedy(self) -> bool:
+        """Return whether the likeliest token is always chosen."""
+        return not self.temperature >= TEMPERATURE_MIN
+
+    @property
+    def has_penalties(self) -> bool:
+        """Return whether tokens already in the text become less or more likely."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+    @property
+    def has_token_rules(self) -> bool:
+        """Return whether single tokens are biased or banned."""
+        return bool(self.logit_bias) or self.min_tokens > 0
+
+    def truncates(self, vocabulary: int) -> bool:
+        """Return True if some tokens cannot be drawn: top_k, top_p or min_p leaves them out."""
+        return 0 < self.top_k < vocabulary or self.top_p < 1.0 or self.min_p > 0.0
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -53,18 +74,18 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """Why a stream ended badly: a name from `core.errors.Code` and a sentence."""
+    """The reason why a stream has failed: a name from `core.errors.Code` and a sentence."""
 
     code: str
     message: str
 
 
 class Output(msgspec.Struct, array_like=True):
-    """What one step made for one stream. With `finish` or `failure` set it is that stream's last."""
+    """The output of one step for one stream. With `finish` or `failure` set it is the stream's last."""
 
     stream: int
     tokens: list[int]
     finish: str | None = None  # "stop" or "length"
     logprobs: list[TokenLogprobs] | None = None  # one per token
     failure: Failure | None = None
-    cached: int = 0  # in a request's first output: tokens of its text whose KV was found
+    cached: int = 0  # in a request's first output: number of its tokens whose KV was found

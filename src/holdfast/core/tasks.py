@@ -1,8 +1,8 @@
-"""Tasks that run beside their owner. Everything that is started outside of an `asyncio.TaskGroup` is started here.
+"""Background tasks of an owner. All tasks outside of an `asyncio.TaskGroup` are started here.
 
-Always true: a task is referred to for as long as it runs (the event loop itself refers to it weakly only); one that
-fails is logged under its owner's and its own name at once; one that is stopped is waited for, within a bound. Tasks are
-made by the running loop, so whoever brings a loop of virtual time runs them on that.
+Always true: a running task is referenced (the event loop has only a weak reference); a task that fails is logged at
+once, with its owner's name and its own; stopping a task waits for its end, within a bound. The running loop creates the
+tasks, so a loop with virtual time works too.
 """
 
 from __future__ import annotations
@@ -10,26 +10,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A task that was cancelled revokes a lease, says goodbye or closes a file: the longest of these is bounded by 5 s. One
-# that takes longer is stuck, and its owner's own end must not wait for it.
+# A cancelled task may revoke a lease, close a connection or a file, each bounded by 5 s. A task that takes longer is
+# stuck, and its owner's end must not wait for it.
 STOP_S = 15.0
 
 
-def _to_nobody(error: BaseException) -> None:
-    """The log has it; nobody else has to act on it."""
-
-
 class Tasks:
-    """What one owner runs beside itself. `failed` is called once for each task that ended by an error of its own."""
+    """The background tasks of one owner. `failed` is called once for each task that ended with an exception."""
 
-    def __init__(self, owner: str, failed: Callable[[BaseException], None] = _to_nobody) -> None:
+    def __init__(self, owner: str, failed: Callable[[BaseException], None] | None = None) -> None:
         self._owner = owner
         self._failed = failed
         self._running: set[asyncio.Task[Any]] = set()
@@ -47,12 +43,12 @@ class Tasks:
         return task
 
     async def stop(self) -> None:
-        """Cancel all that runs and wait for its end; new tasks may be started afterwards."""
+        """Cancel all running tasks and wait for their end; new ones may be started afterwards."""
         await stop(self._owner, self._running - {asyncio.current_task()})
 
     @contextlib.asynccontextmanager
     async def still(self, then: Callable[[], Coroutine[Any, Any, Any]], name: str) -> AsyncIterator[None]:
-        """Nothing of it runs inside but what is started there; `then` does afterwards, however it ends."""
+        """Stop all tasks before the body, and start `then` after it, even if the body raises."""
         await self.stop()
         try:
             yield
@@ -63,11 +59,12 @@ class Tasks:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s: %s failed", self._owner, task.get_name(), exc_info=error)
-            self._failed(error)
+            if self._failed is not None:
+                self._failed(error)
 
 
 async def stop(owner: str, tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel them and wait for their end, but not for one that is stuck: the log names it."""
+    """Cancel the tasks and wait up to `STOP_S` for their end; log those that are stuck."""
     running = [task for task in tasks if not task.done()]
     for task in running:
         task.cancel()
@@ -79,7 +76,7 @@ async def stop(owner: str, tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 @contextlib.asynccontextmanager
 async def beside(work: Coroutine[Any, Any, T], name: str) -> AsyncIterator[asyncio.Task[T]]:
-    """Run it beside the body, which looks at its result; what has not ended with the body is stopped."""
+    """Run `work` as a task during the body, which may read its result; stop it at the end of the body."""
     task = asyncio.get_running_loop().create_task(work, name=name)
     try:
         yield task
@@ -88,7 +85,7 @@ async def beside(work: Coroutine[Any, Any, T], name: str) -> AsyncIterator[async
 
 
 async def first(events: Iterable[Coroutine[Any, Any, Any]], futures: Iterable[asyncio.Future[Any]] = ()) -> None:
-    """Wait until one of them is done; what was given as a coroutine is let go."""
+    """Wait until one of them is done, then cancel the coroutines; the futures are left as they are."""
     loop = asyncio.get_running_loop()
     waits = [loop.create_task(event) for event in events]
     try:
@@ -98,15 +95,29 @@ async def first(events: Iterable[Coroutine[Any, Any, Any]], futures: Iterable[as
             wait.cancel()
 
 
-async def set_within(event: asyncio.Event, bound_s: float | None) -> None:
-    """Returns when the event is set, or the time is over; None: it takes as long as it takes."""
-    with contextlib.suppress(TimeoutError):
+async def done_within(work: Awaitable[Any], bound_s: float | None) -> bool:
+    """Await `work` for at most `bound_s` (None: no bound); return False if it was cancelled at the bound."""
+    try:
         async with asyncio.timeout(bound_s):
-            await event.wait()
+            await work
+    except TimeoutError:
+        return False
+    return True
+
+
+async def true_within(condition: Callable[[], object], bound_s: float, every_s: float) -> bool:
+    """Check the condition every `every_s`; return True as soon as it holds, False if it does not within `bound_s`."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + bound_s
+    while not condition():
+        if (left_s := deadline_s - loop.time()) <= 0:
+            return False
+        await asyncio.sleep(min(every_s, left_s))
+    return True
 
 
 async def done_before(over: asyncio.Event, work: Coroutine[Any, Any, None], name: str) -> bool:
-    """Whether it was done, or raised, before `over`; else it is cancelled and waited for."""
+    """Run `work` until it ends or `over` is set, then stop it; return whether it ended, and raise what it raised."""
     async with beside(work, name) as task:
         await first((over.wait(),), (task,))
     if task.cancelled():

@@ -1,7 +1,7 @@
-"""Tiers: whose request matters more, as people write it in a header or behind an API key. Pure.
+"""Priority tiers of requests, and their text form in headers and API key settings. Pure.
 
-Theory. A tier comes from a request's header or from its API key; a key's tier is the highest its holder may ask for, so
-that nobody makes himself premium. Where no key has a tier, all are trusted alike, and the header is believed.
+A request's tier comes from its header or its API key. A key's tier is the highest that its clients may ask for, so that
+no client can make itself premium. If no key has a tier, the header decides.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import IntEnum
 
 
 class Tier(IntEnum):
-    """Higher ones first, as they are served."""
+    """A priority tier; requests of a lower number are served first."""
 
     PREMIUM = 0
     STANDARD = 1
@@ -19,7 +19,7 @@ class Tier(IntEnum):
 
     @property
     def word(self) -> str:
-        """As people, headers and settings write it."""
+        """Return the name used in headers and settings."""
         return self.name.lower()
 
 
@@ -29,11 +29,11 @@ _BY_WORD = {tier.word: tier for tier in Tier}
 
 
 class UnknownTier(ValueError):
-    """A tier that there is not; the text names those that there are."""
+    """Raised for an unknown tier; the text names the valid ones."""
 
 
 def parse_tier(text: str) -> Tier:
-    """The tier of that name, in any case; `UnknownTier` names the three."""
+    """Return the tier with that name, ignoring case; raise `UnknownTier` if there is none."""
     tier = _BY_WORD.get(text.strip().lower())
     if tier is None:
         raise UnknownTier(f"there is no tier {text[:40]!r}; use one of {', '.join(TIER_WORDS)}")
@@ -41,9 +41,9 @@ def parse_tier(text: str) -> Tier:
 
 
 def tier_of(header: str | None, key_tier: Tier | None) -> Tier:
-    """The tier of a request with this header (None: it has none) and an API key of this tier (None: without one).
+    """Return the tier of a request with this header (None: no header) and an API key of this tier (None: no tier).
 
-    A header may ask for less than the key has. Asking for more gets what the key has.
+    A header can ask for a lower tier than the key's; asking for a higher one gives the key's.
     """
     if header is None:
         return TIER_DEFAULT if key_tier is None else key_tier
@@ -52,9 +52,10 @@ def tier_of(header: str | None, key_tier: Tier | None) -> Tier:
 
 
 def split_key(written: str) -> tuple[str, Tier | None]:
-    """An API key as a setting has it, KEY or KEY=TIER (in any case): what clients send, and its tier if it says one.
-    `=` at its end is part of it, so that keys in base64 are what they are; `UnknownTier` for any other word behind the
-    last one, which is a tier mistyped sooner than a key. The text does not tell the key."""
+    """Split an API key setting, KEY or KEY=TIER (case ignored), into the key that clients send and its tier, if given.
+
+    A final `=` belongs to the key, because base64 ends so. Any other text after the last `=` raises `UnknownTier`: it
+    is more likely a mistyped tier than part of a key. The error text does not contain the key."""
     key, equals, word = written.rpartition("=")
     if not equals or not word.strip():
         return written, None
@@ -68,8 +69,8 @@ def split_key(written: str) -> tuple[str, Tier | None]:
 
 
 def key_tiers(written: Iterable[str]) -> dict[str, Tier | None]:
-    """What clients may send, each with the highest tier it may ask for; None: any. Where some key has a tier, one that
-    says none is standard."""
+    """Return the API keys, each with the highest tier that it allows; None: any. If some key has a tier, a key without
+    one is standard."""
     keys = dict(split_key(one) for one in written)
     if not any(tier is not None for tier in keys.values()):
         return keys

@@ -1,8 +1,8 @@
-"""The model card: all that decides what a model's answers look like, under one checksum.
+"""Defines the model card: everything that determines a model's answers, under one checksum.
 
-Always true: two workers whose cards have the same checksum give the same tokens for the same request (as far
-as their engine is deterministic), so a stream may be replayed from one to the other; with different checksums
-it may not. Large artefacts are named by their content hash and travel apart (an etcd value is small).
+Always true: two workers with the same card checksum give the same tokens for the same request, as far as their engine
+is deterministic. So a stream may be replayed from one to the other; with different checksums it may not. A card names
+large artefacts by content hash; workers send them (an etcd value must be small).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import msgspec
 
 from holdfast.spec.names import canonical_hash
 
-# Above this a card would press on etcd's value limit (1.5 MiB) with many workers; a template is a few kB.
+# Larger cards would approach etcd's value limit (1.5 MiB) with many workers; a template has a few kB.
 CHAT_TEMPLATE_BYTES_MAX = 256 * 1024
 
 
 class WeightsIdentity(msgspec.Struct, frozen=True):
-    """Which weights: a revision or content hash, and how they are stored."""
+    """The identity of weights: a revision or content hash, and how they are stored."""
 
     revision: str
     quantization: str = "none"
@@ -26,15 +26,15 @@ class WeightsIdentity(msgspec.Struct, frozen=True):
 
 
 class CardCanary(msgspec.Struct, frozen=True):
-    """A question whose answer is known (`spec.canaries.CanaryPrompt`), in the model's own tokens."""
+    """A question with a known answer (`spec.canaries.CanaryPrompt`), in the model's own tokens."""
 
     prompt: tuple[int, ...]
-    expected_tokens: tuple[int, ...]  # at temperature 0, past an end of text
-    logprob_range: tuple[float, float] | None = None  # in which each expected token's logprob lies
+    expected_tokens: tuple[int, ...]  # at temperature 0, continued past an end of text
+    logprob_range: tuple[float, float] | None = None  # each expected token's logprob is in it
 
 
 class ModelCard(msgspec.Struct, frozen=True):
-    """A model as its users and its replays see it."""
+    """The description of a model that clients see and that replays depend on."""
 
     name: str
     weights: WeightsIdentity
@@ -44,22 +44,22 @@ class ModelCard(msgspec.Struct, frozen=True):
     block_size: int
     eos_token_ids: list[int]
     generation_defaults: dict[str, Any] = {}
-    model_type: str = "chat"  # "chat" serves chat and completions; "completions" only those
-    root: str = ""  # where the worker has it from, for people; equal models may lie in different places
+    model_type: str = "chat"  # "chat" serves chat and completions; "completions" only completions
+    root: str = ""  # where the worker loaded it from, for people; it may differ between equal models
     canary_prompts: tuple[CardCanary, ...] = ()  # known questions for control's checks; no answer depends on them
 
     def checksum(self) -> str:
-        """16 hex digits over every field that can change an answer: all but `root` and `canary_prompts`."""
-        told = msgspec.to_builtins(self)
-        del told["root"], told["canary_prompts"]
-        return canonical_hash(told)[:16]
+        """Return 16 hex digits over every field that can change an answer: all but `root` and `canary_prompts`."""
+        fields = msgspec.to_builtins(self)
+        del fields["root"], fields["canary_prompts"]
+        return canonical_hash(fields)[:16]
 
     def canaries_name(self) -> str:
-        """Return a name that no other list of `canary_prompts` has; empty for none."""
+        """Return a hash that names this list of `canary_prompts`; "" if there are none."""
         return canonical_hash(msgspec.to_builtins(self.canary_prompts))[:16] if self.canary_prompts else ""
 
     def problem(self) -> str | None:
-        """Why this card cannot be admitted, or None."""
+        """Return why this card cannot be admitted, or None."""
         if not self.name:
             return "card has no model name"
         if self.context_tokens_max < 2:
@@ -75,13 +75,4 @@ class ModelCard(msgspec.Struct, frozen=True):
         return None
 
 
-def encode_card(card: ModelCard) -> bytes:
-    return msgspec.json.encode(card)
-
-
-def decode_card(data: bytes) -> ModelCard:
-    """Raises ValueError naming the field that is wrong."""
-    return _card_decoder.decode(data)
-
-
-_card_decoder = msgspec.json.Decoder(ModelCard)
+decode_card = msgspec.json.Decoder(ModelCard).decode  # ValueError names the field that is wrong

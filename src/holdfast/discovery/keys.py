@@ -1,9 +1,9 @@
 """Keys in the store, and the namespaces that keep deployments and their generations apart.
 
-`v1/instances/{namespace}/{component}/{endpoint}/{instance:x}` and `v1/mdc/…`. A namespace is
-`{deployment}-{8 hex}`; a frontend of deployment `foo` admits exactly `foo-` and 8 hex digits, so it never
-captures `foo-bar-…` (facts 19). A prefix of the store is a string's: whoever watches a key without a `/` behind it
-hears of `foo-bar` where it asked for `foo`, and looks at the whole key.
+`v1/instances/{namespace}/{component}/{endpoint}/{instance:x}` and `v1/mdc/…`. A namespace is `{deployment}-{8 hex}`; a
+frontend of deployment `foo` admits exactly `foo-` and 8 hex digits, so it never captures `foo-bar-…` (facts 19). The
+store's watches match string prefixes: a watch of `foo` without a trailing `/` also gets events of `foo-bar`, so the
+watcher must check the whole key.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ import msgspec
 
 INSTANCES = "v1/instances/"
 STANDBYS = "v1/standbys/"  # engines that stand by: known, connected to, never routed to
-LOADINGS = "v1/loading/"  # engines that are loading, leased: LoadingRecord; they may take over from then on
+LOADINGS = "v1/loading/"  # engines that are loading, leased: LoadingRecord; once loaded they may take over
 CARDS = "v1/mdc/"
 REFUSALS = "v1/refused/"
-# What control decides, and from what. No lease: a verdict outlives whoever gave it.
+# Control's decisions and their basis. No lease: a verdict outlives the control process that gave it.
 HEALTH = "v1/health/"  # + an instance's path: health.records.HealthRecord
 LEVELS = "v1/level/"  # + deployment: routing.degradation.LevelRecord
 EXPECTED = "v1/expected/"  # + deployment/ + a name of the key: health.expectations.Record
-# What devices said of themselves. No lease either: it is so until the device was mended.
+# Faults that devices reported. No lease either: a fault remains until the device is repaired.
 FAULTS = "v1/faults/"  # + deployment/ + boot id/PCI address: health.records.DeviceRecord
-# What should run and what becomes of it (`rollout.records`). No lease.
-DEPLOYMENTS = "v1/deployments/"  # + deployment: what is wanted
-ROLLOUTS = "v1/rollouts/"  # + deployment: the rollout's memory
-HISTORY = "v1/history/"  # + deployment/ + revision: what became of it
+# The desired state and its rollouts (`rollout.records`). No lease.
+DEPLOYMENTS = "v1/deployments/"  # + deployment: the desired state
+ROLLOUTS = "v1/rollouts/"  # + deployment: the rollout's state
+HISTORY = "v1/history/"  # + deployment/ + revision: its outcome
 # The fleet (`fleet.records`). No lease.
-MODELS = "v1/models/"  # + deployment/ + the model's key: what is wanted of it
-ORDERS = "v1/orders/"  # + deployment/ + node: what is asked of it
-FLEETS = "v1/fleets/"  # + deployment: what its controller must not forget
-KILLS = "v1/kills/"  # + a token: streams.kills.Kill; there for seconds; + /peer, leased: streams.kills.Answer
+MODELS = "v1/models/"  # + deployment/ + the model's key: its desired state
+ORDERS = "v1/orders/"  # + deployment/ + node: the node's orders
+FLEETS = "v1/fleets/"  # + deployment: its controller's persistent state
+KILLS = "v1/kills/"  # + a token, for seconds: streams.kills.KillRequest; + /peer, leased: streams.kills.KillAnswer
 # Leased.
-REPORTS = "v1/reports/"  # + deployment/ + the frontend's peer name: health.records.Report
+REPORTS = "v1/reports/"  # + deployment/ + the frontend's peer name: health.records.ReportRecord
 STEWARDS = "v1/stewards/"  # + deployment: rollout.steward.Steward
 NODES = "v1/nodes/"  # + deployment/ + node: fleet.records.NodeRecord
 CONTROLS = "v1/controls/"  # + deployment/ + the control's name-hex: health.records.ControlRecord
 
-# As `InstanceKey.path` writes it and no other way, so that an instance has one key.
+# Exactly the form that `InstanceKey.path` writes, so that an instance has only one key.
 _HEX = re.compile(r"0|[1-9a-f][0-9a-f]{0,15}")
 _SET = re.compile(r"[0-9a-f]{8}")
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceKey:
-    """Where one instance stands in the store."""
+    """The parts of one instance's key in the store."""
 
     namespace: str
     component: str
@@ -63,7 +63,7 @@ class InstanceKey:
 
 
 def parse_key(prefix: str, key: str) -> InstanceKey | None:
-    """The instance a key under `prefix` speaks of, or None if it is not such a key."""
+    """Return the instance of a key under `prefix`; None if it is no instance's key."""
     parts = key.removeprefix(prefix).split("/")
     if not key.startswith(prefix) or len(parts) != 4 or not _HEX.fullmatch(parts[3]):
         return None
@@ -71,13 +71,13 @@ def parse_key(prefix: str, key: str) -> InstanceKey | None:
 
 
 def deployment_of(namespace: str) -> str:
-    """Whose set stands there; "": nobody's."""
+    """Return the deployment of a worker set's namespace; "" if it has none."""
     deployment, _, set_id = namespace.rpartition("-")
     return deployment if _SET.fullmatch(set_id) else ""
 
 
 def admits(deployment: str, namespace: str) -> bool:
-    """Whether a frontend that serves `deployment` serves workers in `namespace`."""
+    """Return whether a frontend that serves `deployment` serves workers in `namespace`."""
     return bool(deployment) and deployment_of(namespace) == deployment
 
 
@@ -88,7 +88,7 @@ class InstanceRecord(msgspec.Struct, frozen=True):
     beat_address: str
     checksum: str
     pid: int = 0
-    name: str = ""  # as `holdfast ps` calls it
+    name: str = ""  # as `holdfast status` shows it
     group: str = ""  # engines of one group take over from each other
 
 
@@ -97,24 +97,8 @@ class LoadingRecord(msgspec.Struct, frozen=True):
 
     name: str
     checksum: str  # of its model's card
-    within_s: float  # it is ready within so many seconds, or ends
+    within_s: float  # the engine is ready within so many seconds, or ends
 
 
-def encode_loading(record: LoadingRecord) -> bytes:
-    return msgspec.json.encode(record)
-
-
-def decode_loading(data: bytes) -> LoadingRecord:
-    return _loading_decoder.decode(data)
-
-
-def encode_record(record: InstanceRecord) -> bytes:
-    return msgspec.json.encode(record)
-
-
-def decode_record(data: bytes) -> InstanceRecord:
-    return _record_decoder.decode(data)
-
-
-_record_decoder = msgspec.json.Decoder(InstanceRecord)
-_loading_decoder = msgspec.json.Decoder(LoadingRecord)
+decode_record = msgspec.json.Decoder(InstanceRecord).decode
+decode_loading = msgspec.json.Decoder(LoadingRecord).decode

@@ -1,9 +1,10 @@
-"""What the store says is there: a pure machine from watch events to changes of instances.
+"""The registry of instances in the store: a pure machine that turns watch events into changes of instances.
 
-Always true: an instance is known once its key and its card are both there and the card can be admitted; its key may
-stand among the instances or among the standbys, and moving from there to here is no change; a changed address or card
-is a new instance under the old key; a key's disappearance is reported as `Withdrawn`, and what that means for a worker
-whose own connection is alive is the receiver's to decide (it means nothing).
+Always true:
+- An instance is known once its key and its card are both in the store and the card can be admitted.
+- Its key is under INSTANCES or STANDBYS; a move from STANDBYS to INSTANCES is no change.
+- A changed address or card makes a new instance under the old key.
+- A deleted key is reported as `Withdrawn`; the receiver keeps a worker whose connection is up.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Instance:
 
     @property
     def name(self) -> str:
-        """As logs and `holdfast ps` call it."""
+        """Return its name in logs and `holdfast status`."""
         return self.record.name or f"worker {self.key.instance:x}"
 
 
@@ -43,14 +44,14 @@ class Appeared:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """Its key is gone from the store."""
+    """The instance's key is gone from the store, or its record or card changed."""
 
     instance: Instance
 
 
 @dataclass(frozen=True, slots=True)
 class NotAdmitted:
-    """A worker that must be told why it gets no work."""
+    """A worker that cannot be admitted; it must be told the reason."""
 
     key: InstanceKey
     record: InstanceRecord | None
@@ -61,19 +62,19 @@ Change = Appeared | Withdrawn | NotAdmitted
 
 
 class Registry:
-    """Instances of one deployment, or of several, by store key."""
+    """The instances of one or several deployments, by store key."""
 
     def __init__(self, *deployments: str) -> None:
         self._deployments = frozenset(deployments)
         self._values: dict[str, bytes] = {}
-        # Records of standbys whose key went while their card stayed: on the way to being instances. The two prefixes
-        # are watched apart, so the old key's end may be heard of first. At most one per card.
+        # Records of standbys whose key is gone and whose card is still there: they are becoming instances. The two
+        # prefixes are watched separately, so the old key's deletion may arrive first. At most one per card.
         self._moving: dict[InstanceKey, bytes] = {}
         self.instances: dict[InstanceKey, Instance] = {}
-        self.refused: dict[InstanceKey, str] = {}  # why, for those that get no work
+        self.refused: dict[InstanceKey, str] = {}  # the reasons of workers that are not admitted
 
     def snapshot(self, prefix: str, items: dict[str, bytes]) -> list[Change]:
-        """The store's whole truth under `prefix` (INSTANCES, STANDBYS or CARDS)."""
+        """Apply all keys of the store under `prefix` (INSTANCES, STANDBYS or CARDS)."""
         gone = [key for key in self._values if key.startswith(prefix) and key not in items]
         changes: list[Change] = []
         for key in gone:
@@ -103,7 +104,7 @@ class Registry:
         return self._reconsider(where)
 
     def _ours(self, key: str) -> InstanceKey | None:
-        """The instance a key speaks of; None for other deployments' keys, which are not even kept."""
+        """Return the instance of a key; None for keys of other deployments, which are ignored."""
         where = parse_key(INSTANCES, key) or parse_key(STANDBYS, key) or parse_key(CARDS, key)
         return where if where is not None and where.deployment in self._deployments else None
 

@@ -1,7 +1,8 @@
-"""Engines: the contract of all of them, what lets one outlive its process, and those that come with Holdfast.
+"""The engines that come with Holdfast, the contract of all engines, and what lets an engine's memory outlive its
+process.
 
-These names are the face of this room: an engine of your own needs no others (docs/engines-of-your-own.md). They are
-looked up when asked for, so that importing the room loads none of what is behind them.
+These names are the public API: your own engine needs no others (docs/engines-of-your-own.md). They are imported on
+first use, so that importing this package stays cheap.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.engines.contract import Capabilities, Engine, EngineEvents, Limits, Progress, ShadowEngine, Woken
+    from holdfast.engines.contract import Capabilities, Engine, EngineEvents, FailoverEngine, Limits, Progress, Woken
+    from holdfast.engines.host.engine import HostedEngine, VaultEngine
+    from holdfast.engines.host.loading import BytesPlan, WeightsPlan
+    from holdfast.engines.host.paged import PagedEngine
+    from holdfast.engines.host.proving import Canary
+    from holdfast.engines.paged.scheduler import SchedulerSettings
     from holdfast.engines.paged.sequences import StepPlan
-    from holdfast.engines.paged.settings import SchedulerSettings
-    from holdfast.engines.shadow.engine import Tenant, VaultEngine
-    from holdfast.engines.shadow.loading import BytesPlan, WeightsPlan
-    from holdfast.engines.shadow.paged import PagedTenant
-    from holdfast.engines.shadow.proving import Canary
     from holdfast.kv.geometry import Geometry
     from holdfast.spec.engines import Place
 
@@ -26,29 +27,29 @@ __all__ = [
     "Capabilities",
     "Engine",
     "EngineEvents",
+    "FailoverEngine",
     "Geometry",
+    "HostedEngine",
     "Limits",
-    "PagedTenant",
+    "PagedEngine",
     "Place",
     "Progress",
     "SchedulerSettings",
-    "ShadowEngine",
     "StepPlan",
-    "Tenant",
     "VaultEngine",
     "WeightsPlan",
     "Woken",
 ]
 
 _PLACES = {
-    "engines.contract": ("Capabilities", "Engine", "EngineEvents", "Limits", "Progress", "ShadowEngine", "Woken"),
+    "engines.contract": ("Capabilities", "Engine", "EngineEvents", "Limits", "Progress", "FailoverEngine", "Woken"),
     "engines.paged.sequences": ("StepPlan",),
-    "engines.paged.settings": ("SchedulerSettings",),
-    "engines.shadow.engine": ("Tenant", "VaultEngine"),
-    "engines.shadow.loading": ("BytesPlan", "WeightsPlan"),
-    "engines.shadow.paged": ("PagedTenant",),
+    "engines.paged.scheduler": ("SchedulerSettings",),
+    "engines.host.engine": ("HostedEngine", "VaultEngine"),
+    "engines.host.loading": ("BytesPlan", "WeightsPlan"),
+    "engines.host.paged": ("PagedEngine",),
     "spec.engines": ("Place",),
-    "engines.shadow.proving": ("Canary",),
+    "engines.host.proving": ("Canary",),
     "kv.geometry": ("Geometry",),
 }
 

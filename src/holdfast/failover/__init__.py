@@ -1,1 +1,1 @@
-"""Who leads: election locks, the lifecycle of an engine with a standby, and the epochs that tell leaders apart."""
+"""The election: locks, the lifecycle of an engine with a standby, and the epochs that tell leaders apart."""

@@ -1,13 +1,17 @@
-"""The election lock over machines: a key in etcd that hangs on its holder's lease.
+"""Implements the election lock across machines: a key in etcd that lives as long as its holder's lease.
 
-A waiter watches for the key's end and then creates it, bound to a lease of its own, only if there is none. The holder
-renews its lease, and counts its time from the moment it *sent* the last renewal that etcd answered: etcd counts from
-when it arrived, so the holder's time is over first, by the margin at least.
+A waiter watches until the key is deleted, then creates it, bound to a new lease, if it does not exist. The holder
+renews its lease and counts its time from when it *sent* the last renewal that etcd answered. etcd counts from when that
+renewal arrived, so the holder's time ends first, at least by the margin.
 
-Always true: the event is set before the lease can have passed at etcd, however late this process runs (lost_event.py);
-a holder that lost the lock leaves the lease to run out, so that its margin stands; one that gives it back, and a wait
-that is cancelled, revoke theirs; nothing is open unless the lock is waited for, held or just lost. The lease elects
-and fences nothing: processes of the engine that live on do not keep it (facts 2), the vault's registry sees to those.
+Always true:
+
+- The lost event is set before the lease can expire at etcd, however late this process runs (lost_event.py).
+- A holder that lost the lock does not revoke its lease, so that the margin holds. A release, or a cancelled wait,
+  revokes it.
+- Connections are open only while the lock is waited for, held or just lost.
+- The lease does not fence: processes of the engine that outlive the holder do not keep it (facts 2). The vault's
+  registry handles those.
 """
 
 from __future__ import annotations
@@ -18,14 +22,12 @@ import logging
 import random
 from collections.abc import AsyncIterator
 
-import msgspec
-
+from holdfast.core.backoff import Backoff
 from holdfast.core.ports import World
-from holdfast.core.tasks import Tasks, first, set_within
-from holdfast.failover.lock import Holder, in_a_word, read_holder, signature
+from holdfast.core.tasks import Tasks, done_within, first
+from holdfast.failover.lock import LockHolder, in_a_word, read_holder, signature
 from holdfast.failover.lost_event import LostEvent
 from holdfast.spec.names import parse_endpoints
-from holdfast.store.backoff import Backoff
 from holdfast.store.contract import StoreUnavailable
 from holdfast.store.etcd_gateway import (
     Answer,
@@ -37,33 +39,34 @@ from holdfast.store.etcd_gateway import (
     KeyValue,
     RangeRequest,
     RangeResponse,
+    TxnResponse,
 )
 
 _log = logging.getLogger(__name__)
 
-# A dead holder is followed after this long and up to a second more (etcd looks for passed leases twice a second).
-# Shorter, and an etcd that is slow for a moment, say over its disk, ends a healthy leader.
+# A dead holder is replaced after this long plus up to a second (etcd checks for expired leases twice a second). With a
+# shorter lease, an etcd that is briefly slow, say because of its disk, would end a healthy leader.
 LEASE_S = 5
-# What a holder keeps free at the end of its lease: for the last token on its way, and for clocks that run apart.
+# The part of its lease that a holder does not use: for the last token on its way, and for clocks that differ.
 MARGIN_PER_LEASE = 0.25
-# Renewals, each with the time of one to be answered: two may fail in a row before the margin begins.
+# Renewals per lease; each has this share of the lease to be answered. Two may fail in a row before the margin begins.
 RENEWALS_PER_LEASE = 4
-# A revocation is a courtesy: without it the lease runs out by itself.
+# A revocation only saves time: without it the lease expires by itself.
 REVOKE_S = 1.0
 OWNER_S = 2.0
-# etcd's lease numbers are signed 64-bit, and 0 means: draw one for me.
+# etcd's lease ids are signed 64-bit; 0 would ask etcd to choose one.
 LEASE_BITS = 63
 
 
 class EtcdLock:
-    """`FailoverLock` in etcd at `url` (etcd://host:port[,host:port…]) under `key`."""
+    """A `FailoverLock` that is a key in etcd. `url`: etcd://host:port[,host:port…]."""
 
-    def __init__(self, url: str, key: str, who: str, world: World, lease_s: int = LEASE_S) -> None:
+    def __init__(self, url: str, key: str, engine: str, world: World, lease_s: int = LEASE_S) -> None:
         if lease_s < 1 or not key:
             raise ValueError(f"an etcd lock needs a key and a lease of at least 1 s, got {key!r} and {lease_s}")
         self.url = url
         self.key = key
-        self.who = who
+        self.engine = engine
         self.lease_s = lease_s
         self._clock, self._rng = world.clock, world.rng
         self._lost: LostEvent | None = None
@@ -71,7 +74,7 @@ class EtcdLock:
         self._waiting = False
 
     def __repr__(self) -> str:
-        return f"lock {self.url}/{self.key}: {in_a_word(self._lost, self._waiting)} by {self.who}"
+        return f"lock {self.url}/{self.key}: {in_a_word(self._lost, self._waiting)} by {self.engine}"
 
     async def acquire(self) -> asyncio.Event:
         if self._lost is not None and not self._lost.is_set():
@@ -96,7 +99,7 @@ class EtcdLock:
         if not self._waiting:
             await self._end()
 
-    async def owner(self) -> Holder | None:
+    async def owner(self) -> LockHolder | None:
         with contextlib.suppress(StoreUnavailable):
             async with _open_election(self.url, self.key, self._rng) as election:
                 kept, _ = await election.read(OWNER_S)
@@ -104,19 +107,19 @@ class EtcdLock:
         return None
 
     def nudge(self) -> None:
-        """The lease decides, and etcd tells of its end at once: there is nothing to see before."""
+        """Do nothing: the lease decides, and etcd reports its end at once."""
 
     def pass_fds(self) -> tuple[int, ...]:
         return ()
 
     async def _end(self) -> None:
-        """Stop standing: emitting ends first, then the lease is revoked and everything is closed. Bounded."""
+        """End the candidacy: set the lost event first, then revoke the lease and close everything. Bounded."""
         lost, self._lost = self._lost, None
         if lost is not None:
             lost.set()
         await self._tasks.stop()
 
-    # -- the candidacy: one task, from the first look to the loss
+    # -- the candidacy: one task, from the first read of the key until the lock is lost
 
     async def _stand(self, granted: asyncio.Future[LostEvent]) -> None:
         async with _open_election(self.url, self.key, self._rng) as election:
@@ -132,13 +135,13 @@ class EtcdLock:
                 lost.set()
 
     async def _win(self, election: _Election) -> tuple[int, LostEvent]:
-        """Look, wait for the key's end, race; until won."""
+        """Wait until the key is deleted and try to create it; repeat until won."""
         backoff = Backoff(self._rng)
         while True:
             try:
                 kept, revision = await election.read(self.lease_s)
                 if kept is not None:
-                    # A watch can die in silence; looking once a lease costs one small question.
+                    # A watch can die silently, so read the key again once per lease.
                     await election.until_deleted(revision, self.lease_s)
                 elif (won := await self._race(election)) is not None:
                     return won
@@ -152,7 +155,7 @@ class EtcdLock:
         lease = self._rng.getrandbits(LEASE_BITS) or 1
         try:
             await election.grant(lease, self.lease_s, self._patience_s)
-            won = await election.create(signature(self.who, self._clock.unix_s()), lease, self._patience_s)
+            won = await election.create(signature(self.engine, self._clock.unix_s()), lease, self._patience_s)
             if won and not (lost := LostEvent(self._clock, self._deadline_s(sent_s))).is_set():
                 return lease, lost
         except BaseException:
@@ -162,7 +165,8 @@ class EtcdLock:
         return None
 
     async def _keep(self, election: _Election, lease: int, lost: LostEvent) -> None:
-        """Renew until it is lost. A key that is gone, or another's, is a loss too: others can be elected then."""
+        """Renew the lease until the lock is lost. A deleted or replaced key is a loss too: another engine can be
+        elected then."""
         backoff = Backoff(self._rng)
         while not lost.is_set():
             sent_s = asyncio.get_running_loop().time()
@@ -173,12 +177,12 @@ class EtcdLock:
                 lost.extend(self._deadline_s(sent_s))
                 kept, _ = await election.read(self._patience_s)
                 if kept is None or kept.lease != lease:
-                    return self._say_lost("its key was removed or made anew")
+                    return self._say_lost("its key was removed or replaced")
                 backoff.reset()
             except StoreUnavailable as error:
                 _log.warning("%r: not renewed: %s", self, error)
                 rest_s = backoff.next_s()
-            await set_within(lost, rest_s)
+            await done_within(lost.wait(), rest_s)
         return self._say_lost("it could not be renewed in time")
 
     def _say_lost(self, why: str) -> None:
@@ -195,18 +199,9 @@ class EtcdLock:
 # -- etcd
 
 
-class _TxnPart(msgspec.Struct, frozen=True):
-    response_range: RangeResponse | None = None
-
-
-class _TxnAnswer(msgspec.Struct, frozen=True):
-    succeeded: bool = False
-    responses: list[_TxnPart] = []
-
-
 class _Election:
-    """One candidate's calls to etcd. Asking twice does no harm: a creation whose answer got lost is recognised by its
-    lease. What etcd declines, or does not answer in time, is a StoreUnavailable."""
+    """One candidate's calls to etcd. Every call may be repeated: a creation whose answer was lost is recognised by its
+    lease. A call that etcd declines, or does not answer in time, raises StoreUnavailable."""
 
     def __init__(self, gateway: EtcdGateway, url: str, key: str) -> None:
         self._gateway = gateway
@@ -214,38 +209,36 @@ class _Election:
         self._key = key.encode()
 
     async def grant(self, lease: int, ttl_s: int, timeout_s: float) -> None:
-        """A lease under a number that the caller drew, so that it can be revoked even if the answer got lost."""
+        """Create a lease with an id chosen by the caller, so that it can be revoked even if the answer was lost."""
         await self._call("lease/grant", {"ID": lease, "TTL": ttl_s}, Empty, timeout_s)
 
     async def keep_alive(self, lease: int, timeout_s: float) -> bool:
-        """False: there is no such lease any more."""
+        """Renew the lease; return False if there is no such lease any more."""
         answer = await self._call("lease/keepalive", {"ID": lease}, KeepAliveResponse, timeout_s)
         return answer.result.TTL > 0
 
     async def revoke(self, lease: int, timeout_s: float) -> None:
-        """The lease and its key go at once; if etcd does not answer, they run out by themselves."""
+        """Delete the lease and its key; if etcd does not answer, they expire by themselves."""
         with contextlib.suppress(StoreUnavailable):
             await self._call("lease/revoke", {"ID": lease}, Empty, timeout_s)
 
     async def create(self, value: bytes, lease: int, timeout_s: float) -> bool:
-        """True: the key was not there, and now hangs on this lease."""
+        """Create the key on this lease; return False if it existed on another."""
         there = {"key": self._key, "target": "CREATE", "result": "EQUAL", "create_revision": 0}
         put = {"request_put": {"key": self._key, "value": value, "lease": lease}}
         look = {"request_range": {"key": self._key}}
         request = {"compare": [there], "success": [put], "failure": [look]}
-        answer = await self._call("kv/txn", request, _TxnAnswer, timeout_s)
-        if answer.succeeded:
-            return True
-        found = [kept for part in answer.responses if part.response_range for kept in part.response_range.kvs]
-        return any(kept.lease == lease for kept in found)
+        answer = await self._call("kv/txn", request, TxnResponse, timeout_s)
+        found = [kept for part in answer.responses for kept in part.response_range.kvs]
+        return answer.succeeded or any(kept.lease == lease for kept in found)
 
     async def read(self, timeout_s: float) -> tuple[KeyValue | None, int]:
-        """The key as it is, and the revision at which it is so."""
+        """Return the key (None: it does not exist) and the store's revision."""
         answer = await self._call("kv/range", RangeRequest(self._key), RangeResponse, timeout_s)
         return (answer.kvs[0] if answer.kvs else None), answer.header.revision
 
     async def until_deleted(self, revision: int, timeout_s: float) -> None:
-        """Return when the key was deleted after `revision`, or may have been; at the latest when the time is over."""
+        """Return when the key was deleted after `revision`, or may have been; at the latest after `timeout_s`."""
         create = {"key": self._key, "start_revision": revision + 1, "filters": ["NOPUT"]}
         watching = self._gateway.watch({"create_request": create})
         with contextlib.suppress(TimeoutError):
@@ -271,6 +264,6 @@ class _Election:
 
 @contextlib.asynccontextmanager
 async def _open_election(url: str, key: str, rng: random.Random) -> AsyncIterator[_Election]:
-    """Connections for one candidate, closed on exit."""
+    """Open one candidate's connections; close them on exit."""
     async with EtcdGateway(parse_endpoints(url), rng) as gateway:
         yield _Election(gateway, url, key)

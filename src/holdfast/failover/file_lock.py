@@ -1,13 +1,16 @@
-"""The election lock of one machine: a flock, woken by whoever saw its holder die.
+"""Implements the election lock of one machine: a flock, acquired by polling.
 
-The kernel's lock decides; the file's content tells people who has it, and is stale after a release by design. flock has
-no wait that can be cancelled, so a waiter tries again and again, and at once when it is nudged (the vault hears of a
-death as soon as the kernel tells anyone, facts 4a).
+The kernel's lock decides. The file's content only tells people which engine holds it, and is stale after a release. A
+wait for a flock cannot be cancelled, so a waiter polls. `nudge` makes it try at once: the vault learns of a holder's
+death from the kernel (facts 4a).
 
-Always true: the file is never removed; a lock on a file that is no longer the one at its path is not granted, and a
-held one whose file was taken away is lost (facts 18): its holder learns it within CHECK_S, and until then the vault
-refuses a second leader (facts 4d). The lock belongs to the open file, which the engine's other processes share
-(`pass_fds`): it stays held until the last of them ends (facts 2).
+Always true:
+
+- This code never removes the file.
+- A lock counts only on the file that is at the path now (facts 18). If the file is removed or replaced, its holder
+  notices within `CHECK_S` that the lock is lost; until then the vault refuses a second leader (facts 4d).
+- The engine's other processes share the open file (`pass_fds`), so the lock is held until the last of them ends
+  (facts 2).
 """
 
 from __future__ import annotations
@@ -22,38 +25,80 @@ from pathlib import Path
 from holdfast.core.errors import UserError
 from holdfast.core.flock import is_at_path, open_lock_file, read_signature, sign, try_flock
 from holdfast.core.ports import Clock
-from holdfast.core.tasks import set_within
-from holdfast.failover.filesystems import filesystem_of, is_networked
-from holdfast.failover.lock import Holder, in_a_word, read_holder, signature
+from holdfast.core.procfs import read_text
+from holdfast.core.tasks import done_within
+from holdfast.failover.lock import LockHolder, in_a_word, read_holder, signature
+
+# On a network filesystem a flock may be local to each client, outlive its holder, or be lost when a server restarts. An
+# unknown filesystem reads as "" and counts as local.
+NETWORKED = frozenset(
+    {
+        *("nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "coda", "9p", "vboxsf", "prl_fs"),
+        *("ceph", "lustre", "glusterfs", "beegfs", "gpfs", "panfs", "wekafs", "orangefs", "pvfs2", "ocfs2", "gfs2"),
+    }
+)
+# FUSE may be anything (sshfs, s3fs, gcsfuse, juicefs, …): only those known to be local are allowed.
+FUSE_LOCAL = frozenset({"fuse.fuse-overlayfs", "fuse.lxcfs"})
+
+
+def filesystem_of(descriptor: int) -> str:
+    """Return the filesystem type of an open file, found by its mount: device numbers are wrong on overlays and
+    btrfs."""
+    mount = mount_id(read_text(f"/proc/self/fdinfo/{descriptor}") or "")
+    return filesystem_type(read_text("/proc/self/mountinfo") or "", mount)
+
+
+def is_networked(filesystem: str) -> bool:
+    fuse = filesystem == "fuse" or filesystem.startswith("fuse.")
+    return filesystem in NETWORKED or (fuse and filesystem not in FUSE_LOCAL)
+
+
+def mount_id(fdinfo: str) -> str:
+    """Return the `mnt_id` in the text of /proc/self/fdinfo/<fd>; "" if it has none."""
+    for line in fdinfo.splitlines():
+        name, _, value = line.partition(":")
+        if name == "mnt_id":
+            return value.strip()
+    return ""
+
+
+def filesystem_type(mountinfo: str, mount: str) -> str:
+    """Return the type in this mount's line, the first word after " - "; "" if there is no such line."""
+    for line in mountinfo.splitlines():
+        head, dash, tail = line.partition(" - ")
+        if dash and head.split()[:1] == [mount] and tail.split():
+            return tail.split()[0]
+    return ""
+
 
 _log = logging.getLogger(__name__)
 
-# A death that nobody told us of. One try is one system call, some microseconds: 50 a second cost nothing, and 20 ms
-# are small beside the seconds it takes to be sure of a death that leaves a connection open.
+# Polling without a nudge. One try is one system call of some microseconds, so 50 a second cost nothing. 20 ms are small
+# compared with the seconds it takes to detect a death that leaves a connection open.
 POLL_S = 0.02
-# A death that we were told of: the lock comes free with the news or up to 59 ms later (facts 1), so look often for a
-# moment and a half of that. 5 ms are lost in a stall's 150 ms, and 20 tries cost less than one frame.
+# Polling after a nudge: the lock becomes free up to 59 ms after the vault reports a death (facts 1), so poll often for
+# more than that. 5 ms are small in a stall of 150 ms, and 20 tries cost less than one frame.
 NUDGED_POLL_S = 0.005
 NUDGED_FOR_S = 0.1
-# How long two may both think that they hold it after the file was made anew; one stat a second costs nothing.
+# How long two engines may both believe that they hold the lock after the file was replaced.
 CHECK_S = 1.0
-# Between open and flock the file can be made anew; more often than this is no accident, and the next try is soon.
+# The file can be replaced between open and flock: retry this often, then wait for the next poll.
 TRIES_MAX = 3
-# A dying process closes its descriptors from the highest down, so this one is freed early (facts 4c). Not as high as
-# the limit allows: the kernel keeps a table up to the highest one, 32 KiB for this. The room above it is for the
-# vault's sockets, which want to be high as well.
+# A dying process closes its descriptors from the highest down, so a high number frees the lock early (facts 4c). Not
+# higher, because the kernel keeps a table up to the highest number (32 KiB for this one). The numbers above are for the
+# vault's sockets, which must be closed early as well.
 HIGH_DESCRIPTOR = 4096
 ROOM_ABOVE = 256
 
 
 class FileLock:
-    """`FailoverLock` on a file. `who` is what others read as its owner."""
+    """A `FailoverLock` on a file; `engine` is the name in its signature."""
 
-    def __init__(self, path: Path, who: str, clock: Clock) -> None:
+    def __init__(self, path: Path, engine: str, clock: Clock) -> None:
         if not path.is_absolute():
             raise ValueError(f"a lock file needs an absolute path, got {str(path)!r}")
         self.path = path
-        self.who = who
+        self.engine = engine
         self._clock = clock
         self._descriptor: int | None = None
         self._pid = 0  # of the process that opened it
@@ -65,14 +110,14 @@ class FileLock:
         self._check: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"lock {self.path}: {in_a_word(self._lost, self._waiting)} by {self.who}"
+        return f"lock {self.path}: {in_a_word(self._lost, self._waiting)} by {self.engine}"
 
     async def acquire(self) -> asyncio.Event:
         if self._lost is not None and not self._lost.is_set():
             return self._lost
         assert not self._waiting, f"{self!r}: acquired twice at once"
         if self._lost is not None:
-            await self.release()  # of a file that is gone
+            await self.release()  # the lost lock, on a removed file
         self._waiting = True
         try:
             while (lost := self._try()) is None:
@@ -84,19 +129,19 @@ class FileLock:
                 self._close()
 
     async def release(self) -> None:
-        """Let go, also for the processes that share the lock; in a forked child: only of its copy."""
+        """Release the lock, also for the processes that share it. In a forked child: close only its descriptor."""
         lost, self._lost = self._lost, None
         if self._check is not None:
             self._check.cancel()
             self._check = None
         if lost is not None:
-            lost.set()  # before anybody else can have it
+            lost.set()  # before another engine can have it
             if self._descriptor is not None and self._pid == os.getpid():
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         if not self._waiting:
             self._close()
 
-    async def owner(self) -> Holder | None:
+    async def owner(self) -> LockHolder | None:
         text = read_signature(self.path)
         return None if text is None else read_holder(text)
 
@@ -106,7 +151,7 @@ class FileLock:
             self._nudged.set()
 
     def pass_fds(self) -> tuple[int, ...]:
-        """Also before the lock is held: processes started now share it once it is."""
+        """Return the lock file's descriptor. Works before the lock is held: processes started now share it later."""
         self._handed_out = True
         return (self._open(),)
 
@@ -118,37 +163,35 @@ class FileLock:
             if not try_flock(descriptor):
                 return None
             if is_at_path(descriptor, self.path):
-                return self._become_holder(descriptor)
+                sign(descriptor, signature(self.engine, self._clock.unix_s()))
+                self._lost = asyncio.Event()
+                self._check = asyncio.get_running_loop().call_later(CHECK_S, self._look)
+                return self._lost
             if self._handed_out:
-                _log.warning("%r: the file was made anew; processes started before this do not share the lock", self)
+                _log.warning("%r: the file was replaced; processes started before this do not share the lock", self)
             self._close()
         return None
-
-    def _become_holder(self, descriptor: int) -> asyncio.Event:
-        sign(descriptor, signature(self.who, self._clock.unix_s()))
-        self._lost = asyncio.Event()
-        self._check = asyncio.get_running_loop().call_later(CHECK_S, self._look)
-        return self._lost
 
     async def _rest(self) -> None:
         self._nudged.clear()
         nudged = asyncio.get_running_loop().time() < self._nudged_until_s
-        await set_within(self._nudged, NUDGED_POLL_S if nudged else POLL_S)
+        await done_within(self._nudged.wait(), NUDGED_POLL_S if nudged else POLL_S)
 
     # -- holding
 
     def _look(self) -> None:
-        """Is the file still the one that others would lock? If not, the lock stays closed for the ranks' sake."""
+        """Set the lost event if the file at the path is no longer the locked one. The descriptor stays open, since the
+        engine's other processes share it."""
         assert self._descriptor is not None
         assert self._lost is not None
         self._check = asyncio.get_running_loop().call_later(CHECK_S, self._look)
         try:
             if is_at_path(self._descriptor, self.path):
                 return
-        except OSError as error:  # what we cannot look at, others cannot make anew
+        except OSError as error:  # unknown: a path that we cannot read, others cannot replace
             _log.warning("%r: cannot look at the file: %s", self, error)
             return
-        _log.error("%r: the file was removed or made anew, so the lock is lost", self)
+        _log.error("%r: the file was removed or replaced, so the lock is lost", self)
         self._check.cancel()
         self._check = None
         self._lost.set()
@@ -182,7 +225,7 @@ class FileLock:
 
 
 def _high(descriptor: int) -> int:
-    """The same open file under a high number, if there is room up there."""
+    """Move the open file to a high descriptor number, if one is free; return its number."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = HIGH_DESCRIPTOR if limit == resource.RLIM_INFINITY else min(limit, HIGH_DESCRIPTOR)
     try:

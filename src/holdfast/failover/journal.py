@@ -1,13 +1,16 @@
-"""What each engine process says of its own leadership: one file per engine, mapped into memory, that outlives SIGKILL.
+"""Keeps the journal of an engine's leaderships: one memory-mapped file per engine, readable after SIGKILL.
 
-A term is one leadership: its epoch, when it began, and when it last sent tokens. The file's pages belong to the kernel,
-so the last store of a killed process is there to be read. From all files of one group `two_leaders` finds whether an
-older leader ever sent anything after a newer one had begun: the promise of the whole election, checked from outside.
+A term is one leadership: its epoch, when it began, and when it last sent tokens. The kernel keeps the file's pages, so
+the last write of a killed process can be read. From all files of a group `two_leaders` checks the guarantee of the
+election: that no older leader sent anything after a newer one had begun.
 
-Always true: a term is visible only once it is whole (its epoch is stored last); one process writes one file; the oldest
-term gives way when the file is full. The file's space is reserved and touched before it is relied on: a store to a
-mapped hole on a full disk would kill the process (fact 39). Where it cannot be had, the terms are kept in memory, which
-nobody else can read, and the file is tried again with the next term: a witness is missed, never fatal.
+Always true:
+
+- A term is visible only once it is complete (its epoch is written last).
+- One process writes one file; when the file is full, a new term replaces the oldest.
+- The file's space is reserved and touched before use: writing to a mapped hole on a full disk would kill the process
+  (fact 39). If the space cannot be reserved, terms are kept in memory, where other processes cannot read them, and the
+  next term tries the file again.
 """
 
 from __future__ import annotations
@@ -20,10 +23,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from holdfast.core.log_files import UNWRITTEN
 from holdfast.core.ports import Clock
-from holdfast.core.unwritten import UNWRITTEN
 
-# Terms of one engine's name; a failover a minute for half a day. Beyond that the oldest go.
+# Terms kept per engine name: a failover a minute for half a day.
 TERMS_MAX = 1024
 # A leader with streams sends tokens many times a second; an older token says nothing about when it died.
 SILENT_S = 1.0
@@ -36,7 +39,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One leadership, on the machine's monotonic clock (one for all processes)."""
+    """One leadership, in times of the machine's monotonic clock (the same for all processes)."""
 
     engine: str
     epoch: int
@@ -46,13 +49,13 @@ class Term:
 
 
 def next_epoch(last: int, unix_ms: int) -> int:
-    """A leader's number, larger than every leader's before it. The clock keeps epochs apart that do not know of each
-    other; the count keeps them growing if the clock jumps."""
+    """Return the next leader's epoch, larger than `last`. The clock keeps epochs distinct if `last` is not known; the
+    count keeps them growing if the clock jumps back."""
     return max(last + 1, unix_ms)
 
 
 class Journal:
-    """The writer's side."""
+    """A journal file that one engine writes."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path = path
@@ -73,7 +76,7 @@ class Journal:
         UNWRITTEN.written("journal")
 
     def begin(self, epoch: int) -> None:
-        """A term begins: to be stored before anybody is told of it."""
+        """Write a new term; called before any frontend is told of it."""
         if not self._on_disk:
             self._reserve()
         epochs = self._words[_EPOCH::_WORDS].tolist()
@@ -86,7 +89,7 @@ class Journal:
         words[at + _EPOCH] = epoch
 
     def sent(self) -> None:
-        """Tokens go out now; on the path of every step."""
+        """Note that tokens are sent now; called in every step, so it must be fast."""
         self._words[self._at + _SENT] = self._now_ns()
 
     def _now_ns(self) -> int:
@@ -94,7 +97,7 @@ class Journal:
 
 
 def _mapped(path: Path) -> memoryview:
-    """The file's words, every page of them there for good; OSError if they cannot be had."""
+    """Map the file with all its pages allocated and return its words; raise OSError if that is not possible."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -109,12 +112,12 @@ def _mapped(path: Path) -> memoryview:
 
 
 def read_terms(folder: Path) -> list[Term]:
-    """All terms of one group's engines, oldest epoch first."""
+    """Return all terms of one group's engines, oldest epoch first."""
     terms: list[Term] = []
     for path in sorted(folder.glob("*.journal")):
         try:
             data = path.read_bytes()
-        except OSError:  # somebody else's, or just gone
+        except OSError:  # another user's, or just gone
             continue
         words = memoryview(data[: len(data) // 32 * 32]).cast("Q").tolist()
         rows = (words[at : at + _WORDS] for at in range(0, len(words), _WORDS))
@@ -123,7 +126,8 @@ def read_terms(folder: Path) -> list[Term]:
 
 
 def two_leaders(terms: Iterable[Term]) -> list[tuple[Term, Term]]:
-    """Pairs of which the older sent tokens after the newer had begun, or that share an epoch. None is right."""
+    """Return pairs of terms that violate the election: the older sent tokens or began after the newer had begun, or
+    both have the same epoch."""
     ordered = sorted(terms, key=lambda term: term.epoch)
     wrong: list[tuple[Term, Term]] = []
     for older, newer in pairwise(ordered):

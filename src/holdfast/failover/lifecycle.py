@@ -1,13 +1,16 @@
-"""An engine's life: Init, Standby, Waking, Active, Draining, Dead, and what its probes answer. Pure.
+"""The lifecycle of an engine: Init, Standby, Waking, Active, Draining, Dead, and what its probes answer. Pure.
 
-The theory: there is one way to Active for a shadow, through a lock won and then an announcement made, so nothing can be
-routable before both; a normal worker has no other to wait for and goes straight there. Waking alone has a deadline: it
-is the one state in which streams wait for somebody who may hang, so past it `/live` says no and a supervisor ends it. A
-wake that finds weights to load says so, and has a load's time from then on.
+Theory. In a failover group an engine becomes Active only by winning the lock and then announcing itself, so it cannot
+be routable before both. A normal worker goes straight from Init to Active. Only Waking has a deadline, because streams
+wait then for an engine that may hang: past the deadline `/live` answers 503 and a supervisor ends the process. A wake
+that must load weights (`MustLoad`) gets the time of a load.
 
-Always true: an event that `TABLE` has no entry for raises `Misstep` and changes nothing; epochs never go back; one that
-leads where the engine already is changes no clock and no reason (the first cause is the one to read); every change of
-state is counted here and told in one `Entered`.
+Always true:
+
+- An event without an entry in `TABLE` raises `Misstep` and changes nothing.
+- Epochs never decrease.
+- An event that leads to the current state keeps its start time and its reason (the first cause is the useful one).
+- Every change of state is counted here and reported in one `Entered`.
 """
 
 from __future__ import annotations
@@ -22,21 +25,21 @@ class State(StrEnum):
     STANDBY = "standby"  # loaded and mapped, waits for the lock
     WAKING = "waking"  # holds the lock: fences, adopts, announces
     ACTIVE = "active"
-    DRAINING = "draining"  # takes nothing new, hands back what it has
+    DRAINING = "draining"  # accepts no new streams, hands back those it has
     DEAD = "dead"
 
 
 class Cause(StrEnum):
-    """What an event means for the state; the events below carry the rest."""
+    """The kind of an event, as `TABLE` uses it; the events below carry the details."""
 
-    LOADED = "loaded"  # as a shadow
-    LOADED_ALONE = "loaded alone"  # as a normal worker: nobody to wait for
+    LOADED = "loaded"  # in a failover group
+    LOADED_ALONE = "loaded alone"  # as a normal worker: no election to wait for
     LOCK_WON = "lock won"
     ANNOUNCED = "announced"
     WAKE_FAILED = "wake failed"
     STAND_DOWN = "stand down"
     RESTED = "rested"
-    MUST_LOAD = "must load"  # a wake that needs more than a look at what is mapped
+    MUST_LOAD = "must load"  # a wake that must load or verify weights
     NOTED = "a problem came or went"
     ENDED = "ended"
 
@@ -55,14 +58,14 @@ TABLE: dict[State, dict[Cause, State]] = {
         C.ENDED: S.DEAD,
     },
     S.ACTIVE: {C.STAND_DOWN: S.DRAINING, C.NOTED: S.ACTIVE, C.ENDED: S.DEAD},
-    # Whoever drains may be told to again, by another voice (a lost lock, then SIGTERM); and the dead may end again.
+    # A draining engine may get a second StandDown (a lost lock, then SIGTERM), and a dead one a second Ended.
     S.DRAINING: {C.STAND_DOWN: S.DRAINING, C.RESTED: S.STANDBY, C.NOTED: S.DRAINING, C.ENDED: S.DEAD},
     S.DEAD: {C.ENDED: S.DEAD},
 }
 
 
 class Rule(StrEnum):
-    """How a probe is answered."""
+    """The rule by which a probe is answered."""
 
     YES = "200"
     NO = "503"
@@ -74,21 +77,21 @@ class Rule(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Probes:
-    """What is answered in one state, and whether a frontend may send it requests."""
+class ProbeAnswers:
+    """The probes' rules in one state, and whether a frontend may send requests."""
 
     live: Rule
     ready: Rule
     routable: str
 
 
-PROBES: dict[State, Probes] = {
-    S.INIT: Probes(Rule.STARTING, Rule.STARTING, "no"),
-    S.STANDBY: Probes(Rule.YES, Rule.MEMORY, "no (known as standby, so peers can connect ahead)"),
-    S.WAKING: Probes(Rule.DEADLINE, Rule.YES, "no"),
-    S.ACTIVE: Probes(Rule.NOT_FATAL, Rule.ENDPOINTS, "yes"),
-    S.DRAINING: Probes(Rule.YES, Rule.NO, "finishing only"),
-    S.DEAD: Probes(Rule.NO, Rule.NO, "no"),
+PROBES: dict[State, ProbeAnswers] = {
+    S.INIT: ProbeAnswers(Rule.STARTING, Rule.STARTING, "no"),
+    S.STANDBY: ProbeAnswers(Rule.YES, Rule.MEMORY, "no (known as standby, so peers can connect ahead)"),
+    S.WAKING: ProbeAnswers(Rule.DEADLINE, Rule.YES, "no"),
+    S.ACTIVE: ProbeAnswers(Rule.NOT_FATAL, Rule.ENDPOINTS, "yes"),
+    S.DRAINING: ProbeAnswers(Rule.YES, Rule.NO, "finishing only"),
+    S.DEAD: ProbeAnswers(Rule.NO, Rule.NO, "no"),
 }
 
 # The endpoints a worker has; DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS may name these.
@@ -96,7 +99,8 @@ ENDPOINTS = ("generate",)
 
 
 class Misstep(Exception):
-    """An event that cannot happen in this state: a bug of the shell, or a wish at the wrong time. Nothing changed."""
+    """Raised for an event that cannot happen in this state: a bug of the caller, or a request at the wrong time.
+    Nothing changed."""
 
 
 # -- events
@@ -109,8 +113,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class LockWon:
-    """Elected. `contended`: it was another's before. The first leader of a fresh deployment switches nothing over,
-    and so counts as no attempt."""
+    """The engine won the election. `contended`: another engine led before, so this counts as a switch attempt."""
 
     epoch: int
     contended: bool = True
@@ -118,7 +121,7 @@ class LockWon:
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """Awake, *and* said so on the frontends' open connections."""
+    """The engine is awake *and* has announced itself on the frontends' open connections."""
 
     epoch: int
 
@@ -130,7 +133,7 @@ class WakeFailed:
 
 @dataclass(frozen=True, slots=True)
 class MustLoad:
-    """The wake under way has weights to verify or to load: it gets the time that takes, and no more."""
+    """The current wake must verify or load weights, and may take `bound_s` from now."""
 
     reason: str
     bound_s: float
@@ -138,27 +141,27 @@ class MustLoad:
 
 @dataclass(frozen=True, slots=True)
 class StandDown:
-    """SIGTERM, `/engine/sleep`, a lost lock."""
+    """The engine must stop serving: SIGTERM, `/engine/sleep`, a lost lock."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Rested:
-    """Drained to sleep, not to end."""
+    """The engine has drained and stands by again."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryProblem:
-    """Why the memory cannot be vouched for; "": it can."""
+    """The engine's memory may be wrong, for this reason; "": it is right again."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointProblem:
-    """Why the endpoint is not healthy; "": it is. `fatal`: only a restart mends it (a failed canary does that, a card
-    that frontends refuse does not)."""
+    """The endpoint is not healthy, for this reason; "": it is healthy again. `fatal`: only a restart helps (as after a
+    failed canary, but not for a card that frontends refuse)."""
 
     reason: str
     fatal: bool = False
@@ -179,13 +182,13 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """Another state now; for the log. `duration_s`: how long the one before lasted."""
+    """The engine has entered a state; for the log. `duration_s`: how long the state before lasted."""
 
     before: State
     after: State
     duration_s: float
     reason: str
-    epoch: int = 0  # the last it was elected to
+    epoch: int = 0  # the last one it won
 
     def __str__(self) -> str:
         epoch = f", epoch {self.epoch}" if self.epoch else ""
@@ -199,27 +202,27 @@ Effect = Entered
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Lifecycle:
-    """Where one engine is in its life; its repr is the status line."""
+    """The state of one engine's lifecycle; its repr is the status line."""
 
-    shadow: bool  # False: a normal worker, which goes straight from Init to Active
+    failover: bool  # in a failover group; False: a normal worker, which goes straight from Init to Active
     wake_s: float  # how long Waking may take
     state: State = State.INIT
     entered_s: float = 0.0  # when this state began
-    epoch: int = 0  # the last it was elected to; 0: never
+    epoch: int = 0  # the last one it won; 0: none
     reason: str = ""  # why this state was entered
     loading: str = ""  # what a wake has to load
-    load_until_s: float = 0.0  # and by when
-    memory_problem: str = ""  # why the memory cannot be vouched for; a standby is not ready then
+    load_until_s: float = 0.0  # the deadline of that load
+    memory_problem: str = ""  # why the memory may be wrong; a standby is not ready then
     endpoint_problem: str = ""  # why the endpoint is not healthy (canary failed, not admitted, ...)
-    endpoint_fatal: bool = False  # only a restart mends that
+    endpoint_fatal: bool = False  # only a restart ends that problem
     durations_s: Mapping[State, float] = field(default_factory=dict)  # of each state, the last time it was left
     transitions: Mapping[tuple[State, State], int] = field(default_factory=dict)  # how often, by before and after
-    switching: bool = False  # the wake under way, or last done, took over from another
+    switching: bool = False  # the current or last wake took over from another engine
     switch_attempts: int = 0
     switch_successes: int = 0
 
     def __repr__(self) -> str:
-        kind = "shadow" if self.shadow else "worker"
+        kind = "failover worker" if self.failover else "worker"
         epoch = f", epoch {self.epoch}" if self.epoch else ""
         reason = f" ({self.reason})" if self.reason else ""
         memory = f", memory: {self.memory_problem}" if self.memory_problem else ""
@@ -228,7 +231,7 @@ class Lifecycle:
 
 
 def step(life: Lifecycle, event: Event, now_s: float) -> tuple[Lifecycle, tuple[Effect, ...]]:
-    """What follows from one event."""
+    """Return the lifecycle after an event, and the effects."""
     cause, reason = _meaning(life, event)
     after = TABLE[life.state].get(cause)
     if after is None:
@@ -247,10 +250,10 @@ def step(life: Lifecycle, event: Event, now_s: float) -> tuple[Lifecycle, tuple[
 
 
 def _meaning(life: Lifecycle, event: Event) -> tuple[Cause, str]:
-    """The row of the table to look in, and why the next state is entered."""
+    """Return the event's cause in `TABLE`, and the reason to record for the next state."""
     match event:
         case Loaded():
-            return (Cause.LOADED if life.shadow else Cause.LOADED_ALONE), "loaded"
+            return (Cause.LOADED if life.failover else Cause.LOADED_ALONE), "loaded"
         case LockWon():
             return Cause.LOCK_WON, "won the lock"
         case Announced():
@@ -270,7 +273,7 @@ def _meaning(life: Lifecycle, event: Event) -> tuple[Cause, str]:
 
 
 def _led(life: Lifecycle, event: LockWon | Announced) -> Lifecycle:
-    """Its epoch and its counts as a leader."""
+    """Return the lifecycle with its new epoch and its switch counts."""
     if isinstance(event, Announced):
         # The vault may have asked for a newer epoch than the one elected (facts 4d), never for an older one.
         if event.epoch < life.epoch:
@@ -300,7 +303,7 @@ def _enter(life: Lifecycle, after: State, reason: str, now_s: float) -> tuple[Li
 
 
 def next_deadline_s(life: Lifecycle) -> float | None:
-    """When something should have happened, as a point in the time that `step` is given; None: no hurry."""
+    """Return the deadline of a wake, on the clock of `step`; None in other states."""
     return max(life.entered_s + life.wake_s, life.load_until_s) if life.state is State.WAKING else None
 
 
@@ -308,14 +311,15 @@ def next_deadline_s(life: Lifecycle) -> float | None:
 
 
 def live(life: Lifecycle, now_s: float, starting_ready: bool = False) -> tuple[bool, str]:
-    """Should it be left running? And why."""
+    """Return whether the process should keep running, and the reason: the answer of `/live`."""
     return _answer(PROBES[life.state].live, life, now_s, starting_ready, ())
 
 
 def ready(
     life: Lifecycle, now_s: float, starting_ready: bool = False, endpoints: Sequence[str] = ()
 ) -> tuple[bool, str]:
-    """Is it what it should be? And why. `endpoints`: those that must be healthy, by name; none: all it has."""
+    """Return whether the engine is ready, and the reason: the answer of `/health`. `endpoints`: names of those that
+    must be healthy; none: all."""
     return _answer(PROBES[life.state].ready, life, now_s, starting_ready, endpoints)
 
 
@@ -348,7 +352,7 @@ def _answer(
 
 
 def _doing(life: Lifecycle) -> str:
-    """A state in words, with what troubles it: the reason of every answer."""
+    """Return the state as text, with its problems: the reason in every probe's answer."""
     words = {
         State.INIT: "loading",
         State.STANDBY: "standing by",

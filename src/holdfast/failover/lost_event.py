@@ -1,8 +1,8 @@
-"""The event that says a lock is lost: set by somebody, or by itself when its time is over.
+"""The event that says a lock is lost: set by a caller, or by its deadline.
 
-Always true: whoever asks `is_set` after the deadline is told so, however late the event loop is. A process that was
-frozen wakes up in the middle of anything, ahead of every timer, and must not emit one more token.
-Once set it stays set; the deadline only ever moves later, and only while there is time left.
+Always true: after the deadline `is_set` returns True, however late the event loop is. A process that was frozen
+continues in the middle of any function, before its timers run, and must not emit one more token. Once set, the event
+stays set; its deadline only moves later, and only before it has passed.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from holdfast.core.ports import Clock
 
 
 class LostEvent(asyncio.Event):
-    """Ends at `deadline_s` of the loop's clock; None: only when it is set.
+    """An event that becomes set at `deadline_s` (None: only by `set`).
 
-    Asked of `clock`, not of the loop: uvloop's stands still inside a callback, where a frozen process wakes."""
+    `is_set` reads `clock`, not the loop's time: uvloop's does not advance within a callback, and a frozen process may
+    continue inside one."""
 
     def __init__(self, clock: Clock, deadline_s: float | None = None) -> None:
         super().__init__()
@@ -30,7 +31,7 @@ class LostEvent(asyncio.Event):
         return self._deadline_s
 
     def extend(self, deadline_s: float) -> bool:
-        """Hold out until then; False if it is too late."""
+        """Move the deadline to `deadline_s` if that is later; return False if the event is already set."""
         if self.is_set():
             return False
         if self._deadline_s is None or deadline_s > self._deadline_s:

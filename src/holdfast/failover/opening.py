@@ -1,4 +1,4 @@
-"""From a URL to an election lock."""
+"""Opens an election lock by its URL."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ FORMS = (
 )
 
 
-def open_lock(url: str, who: str, world: World, token: str = "") -> FailoverLock:
-    """The lock a URL names; nothing is opened yet. `token`: what a lock server on TCP asks for.
+def open_lock(url: str, engine: str, world: World, token: str = "") -> FailoverLock:
+    """Return the lock that `url` names, not opened yet. `token`: for a lock server on TCP.
 
-    ValueError says what is wrong with the URL, and which forms there are."""
+    Raise ValueError with the valid forms if the URL is wrong."""
     scheme, found, rest = url.partition("://")
     try:
         match scheme if found else "":
             case "" if url.startswith("/"):
-                return FileLock(Path(url), who, world.clock)
+                return FileLock(Path(url), engine, world.clock)
             case "flock":
-                return FileLock(Path(rest), who, world.clock)
+                return FileLock(Path(rest), engine, world.clock)
             case "lock+unix" | "lock+tcp":
-                # Here, not above: a lock file needs none of this.
+                # Imported here: a lock file does not need it.
                 from holdfast.failover.lock_server.client import ServerLock
 
-                return ServerLock(parse_address(url.removeprefix("lock+")), who, world, token)
+                return ServerLock(parse_address(url.removeprefix("lock+")), engine, world, token)
             case "etcd":
-                return _etcd(rest, who, world)
+                return _etcd(rest, engine, world)
         raise ValueError("it names no kind of lock that there is")
     except ValueError as error:
         raise ValueError(f"lock {url!r}: {error}; a lock is {FORMS}") from error
 
 
-def _etcd(rest: str, who: str, world: World) -> FailoverLock:
-    # Here, not above: aiohttp is an extra that only etcd needs.
+def _etcd(rest: str, engine: str, world: World) -> FailoverLock:
+    # Imported here: aiohttp is an extra that only etcd needs.
     from holdfast.failover.etcd_lock import LEASE_S, EtcdLock
     from holdfast.spec.names import parse_endpoints
 
@@ -57,4 +57,4 @@ def _etcd(rest: str, who: str, world: World) -> FailoverLock:
     lease = options.pop("lease_s", str(LEASE_S))
     if options or not (lease.isascii() and lease.isdigit() and int(lease) > 0):
         raise ValueError(f"{query!r} is not a lease in whole seconds, e.g. ?lease_s=5")
-    return EtcdLock(f"etcd://{hosts}", key, who, world, int(lease))
+    return EtcdLock(f"etcd://{hosts}", key, engine, world, int(lease))

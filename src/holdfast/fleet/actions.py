@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from msgspec import Struct, structs
 
+from holdfast.core.backoff import backoff_s
 from holdfast.fleet.desired import Level
 from holdfast.health.bounds import Count, UnixS
 
@@ -105,7 +106,7 @@ class Tries(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def again_s(self) -> float:
         """When it may be tried again."""
-        return self.at_s + min(BACK_OFF_S_MAX, BACK_OFF_S * 2.0 ** min(self.failed - 1, 30))
+        return self.at_s + backoff_s(self.failed, BACK_OFF_S, BACK_OFF_S_MAX)
 
 
 def one_more(before: Tries | None, now_s: float) -> Tries:

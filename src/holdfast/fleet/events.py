@@ -22,7 +22,7 @@ from holdfast.discovery.keys import MODELS, NODES, ORDERS, REPORTS
 from holdfast.fleet.actions import LEAVING, replica_name
 from holdfast.fleet.observed import Phase
 from holdfast.fleet.records import NodeRecord, Orders, Wish
-from holdfast.health.records import Report
+from holdfast.health.records import ReportRecord
 
 OUTAGE_S = 5.0  # as long as a node that is missing has before it is lost (`fleet.controller`)
 
@@ -97,11 +97,11 @@ Facts: TypeAlias = Mapping[str, Fact]  # by subject
 _ORDER: tuple[type[Fact], ...] = (Wanted, Leaving, There, Line, Killed)  # in which changes of one moment are told
 _LEASED = (There, Line, Killed)  # of records that go with the store's outage, and come again
 _LEAVES = (Phase.DRAINING, Phase.DEMOTING)
-_KINDS: dict[str, type[Wish | NodeRecord | Orders | Report]] = {
+_KINDS: dict[str, type[Wish | NodeRecord | Orders | ReportRecord]] = {
     MODELS: Wish,
     ORDERS: Orders,
     NODES: NodeRecord,
-    REPORTS: Report,
+    REPORTS: ReportRecord,
 }
 
 
@@ -110,7 +110,7 @@ class Reader:
 
     def __init__(self, deployment: str) -> None:
         self._own = {f"{prefix}{deployment}/": kind for prefix, kind in _KINDS.items()}
-        self._read: dict[str, tuple[bytes, Wish | NodeRecord | Orders | Report | None]] = {}
+        self._read: dict[str, tuple[bytes, Wish | NodeRecord | Orders | ReportRecord | None]] = {}
 
     @property
     def prefixes(self) -> tuple[str, ...]:
@@ -126,8 +126,8 @@ class Reader:
         return {**_wanted(records), **_there(records), **_leaving(records), **_lines(records), **_killed(records)}
 
     def _read_one(
-        self, kind: type[Wish | NodeRecord | Orders | Report], key: str, value: bytes
-    ) -> tuple[bytes, Wish | NodeRecord | Orders | Report | None]:
+        self, kind: type[Wish | NodeRecord | Orders | ReportRecord], key: str, value: bytes
+    ) -> tuple[bytes, Wish | NodeRecord | Orders | ReportRecord | None]:
         before = self._read.get(key, (b"", None))
         if before[0] == value:
             return before
@@ -179,7 +179,7 @@ def _lines(records: list[Any]) -> dict[str, Fact]:
     """Of all frontends together. Clients ask by a name, and one that no model of the fleet has is its own key."""
     keys = {one.name: one.model.key for one in records if isinstance(one, Wish)}
     found = dict[str, Fact]()
-    for report in [one for one in records if isinstance(one, Report)]:
+    for report in [one for one in records if isinstance(one, ReportRecord)]:
         for name, demand in report.demand.items():
             key = keys.get(name, name)
             before = found.get(f"queue/{key}")
@@ -192,7 +192,7 @@ def _lines(records: list[Any]) -> dict[str, Fact]:
 def _killed(records: list[Any]) -> dict[str, Fact]:
     """Frontends tell of each for a minute."""
     keys = {one.name: one.model.key for one in records if isinstance(one, Wish)}
-    reports = [one for one in records if isinstance(one, Report)]
+    reports = [one for one in records if isinstance(one, ReportRecord)]
     return {
         f"kill/{one.id}": Killed(keys.get(one.model, one.model), one.id, one.by)
         for report in reports

@@ -24,11 +24,9 @@ from holdfast.fleet.observed import Node, Replica
 from holdfast.fleet.scaling import Scaling
 from holdfast.health.bounds import Count, UnixS
 from holdfast.spec.names import pod_name
-from holdfast.store.contract import Store
+from holdfast.store.contract import Store, update_record
 
 TIMEOUT_S = 10.0  # of one call: a store that restarts is back in a second or two
-# Each that fails is one by which somebody else has succeeded: more at once than people have hands.
-TRIES_MAX = 64
 
 
 class Wish(Struct, frozen=True, kw_only=True):
@@ -53,7 +51,7 @@ class NodeRecord(Struct, frozen=True, kw_only=True):
     again_s: float = 0.0  # within which it is told again though nothing changed; 0: it is not
     pid: int = 0
     host: str = ""
-    processes: Mapping[str, tuple[str, ...]] = {}  # of each replica, by its name, as `holdfast ps` calls them
+    processes: Mapping[str, tuple[str, ...]] = {}  # of each replica, by its name, as `holdfast status` calls them
 
 
 class Orders(Struct, frozen=True, kw_only=True):
@@ -129,19 +127,17 @@ def read_all(kind: type[T], prefix: str, values: Mapping[str, bytes]) -> dict[st
 async def ask(store: Store, deployment: str, key: str, change: Change) -> Wish | None:
     """Change what is wanted of a model, from whatever that is at this moment; what it is then."""
     where = wish_key(deployment, key)
-    for _ in range(TRIES_MAX):
-        held = await store.get(where, TIMEOUT_S)
+
+    def next_generation(held: bytes | None) -> bytes | None:
         before = None if held is None else read(Wish, where, held)
         after = change(before)
-        if after == before:
-            return after
-        if after is not None:
-            generation = before.model.generation + 1 if before is not None else 1
-            after = structs.replace(after, model=structs.replace(after.model, generation=generation))
-        value = None if after is None else msgspec.json.encode(after)
-        if await store.swap(where, value, held, TIMEOUT_S):
-            return after
-    raise UserError(f"{key} is changed by others all the time; try again")
+        if after is None or after == before:
+            return None if after is None else held
+        generation = before.model.generation + 1 if before is not None else 1
+        return msgspec.json.encode(structs.replace(after, model=structs.replace(after.model, generation=generation)))
+
+    value, _ = await update_record(store, where, next_generation, TIMEOUT_S)
+    return None if value is None else read(Wish, where, value)
 
 
 def scaled(key: str, wanted: int) -> Change:
@@ -162,5 +158,5 @@ def scaled(key: str, wanted: int) -> Change:
 
 def there(key: str, before: Wish | None) -> Wish:
     if before is None:
-        raise UserError(f"there is no model {key!r}; `holdfast models` shows those that there are")
+        raise UserError(f"there is no model {key!r}; `holdfast get models` shows those that there are")
     return before

@@ -1,1 +1,2 @@
-"""The OpenAI surface: HTTP, text, admission to streams. All text lives here; workers see token ids only."""
+"""The OpenAI-compatible HTTP API: requests, text, admission to streams. Text is handled only here; workers see token
+ids."""

@@ -1,7 +1,7 @@
-"""Requests counted in and out: how many are under way, each one's figures once it is over, and a line of it in the
-access log for who asks for one.
+"""Accounts of requests: those under way, the metrics of each when it is over, and its line in the access log.
 
-Always true: a line is one line whatever a client sent; it costs nothing per token, and nothing at all where it is off.
+Always true: an entry of the access log is one line, whatever a client sent; it costs nothing per token, and nothing if
+the log is off.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.frontend.notes import WaitNotes
 from holdfast.frontend.reply import Reply
 from holdfast.streams.directory import ModelDirectory
-from holdfast.streams.states import State
+from holdfast.streams.flight import RequestState
 from holdfast.wire.http.connection import HttpConnection
 from holdfast.wire.http.request import HttpRequest
 
 log = logging.getLogger("holdfast.access")
-PATH_CHARS_MAX = 200  # of a path, in the line
-ASKED_CHARS_MAX = 512  # of a model's name, in what is shown of a request
-PAST_S = 60.0  # for who asks right after its connection broke
-PAST_MAX = 1024  # half a megabyte, however many there are in a minute
+PATH_CHARS_MAX = 200  # of a path in the access log
+ASKED_CHARS_MAX = 512  # of a model's name on the requests page
+PAST_S = 60.0  # how long ended requests are remembered, for clients that ask after their connection broke
+PAST_MAX = 1024  # half a megabyte
 _STATES = {
-    "success": State.DONE,
-    "error": State.FAILED,
-    "cancelled": State.CANCELLED,
-    "killed": State.CANCELLED,
+    "success": RequestState.DONE,
+    "error": RequestState.FAILED,
+    "cancelled": RequestState.CANCELLED,
+    "killed": RequestState.CANCELLED,
 }
 
 
 class Preparing(Protocol):
-    """Whoever makes a request ready for a worker."""
+    """A request's preparation, before it has a reply."""
 
     def kill(self, error: ApiError) -> None: ...
 
 
 @dataclass(slots=True)
-class Ended:
-    """Requests that came to their good end, and their tokens."""
+class EndedCounts:
+    """Counts of successful requests and their tokens."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -64,11 +64,11 @@ class Accounts:
     directory: ModelDirectory
     metrics: FrontendMetrics
     access: AccessLog | None = None
-    ended: dict[str, Ended] = field(default_factory=dict)  # by deployment
+    ended: dict[str, EndedCounts] = field(default_factory=dict)  # by deployment
     under_way: dict[str, Account] = field(default_factory=dict)  # by id, in the order they came
     past: deque[Account] = field(default_factory=lambda: deque(maxlen=PAST_MAX))  # in the order they ended
-    answers: int = 0  # to requests for completions, also to those that were refused before they were read,
-    answers_failed: int = 0  # and those of them that were refused or failed
+    answers: int = 0  # to requests for completions, including those refused before they were read
+    answers_failed: int = 0  # those of them that were refused or failed
     _became_idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def count_answer(self, status: int) -> None:
@@ -81,13 +81,13 @@ class Accounts:
         return len(self.under_way)
 
     def begin(self, endpoint: str, tier: Tier, *, id: str, name: str, key: str) -> Account:
-        """A request has come."""
+        """Open the account of a new request."""
         account = Account(self, endpoint, tier, asyncio.get_running_loop().time(), id, name, key)
         self.under_way[id] = account
         return account
 
     def lately(self, now_s: float) -> Iterator[Account]:
-        """Those that ended within the last minute, the latest first."""
+        """Yield the requests that ended within the last minute, the latest first."""
         for account in reversed(self.past):
             if now_s - account.ended_s > PAST_S:
                 return
@@ -107,41 +107,41 @@ class Accounts:
 
 @dataclass(slots=True)
 class Account:
-    """One request, over once it was told so: with its reply, with None for a refusal, or when its client left early."""
+    """One request. It is over after `over` (None: it was refused), `client_left` or `kill`."""
 
     accounts: Accounts
     endpoint: str
     tier: Tier
     began_s: float
-    id: str  # that its answer has
-    name: str  # of the request: its client's own, or ours
-    key: str  # the API key that it came with; empty: there are none
-    asked: str = ""  # the model, as far as a person would read it
+    id: str  # of its answer
+    name: str  # of the request: chosen by its client, or generated
+    key: str  # the API key that it came with; empty: no keys are configured
+    asked: str = ""  # the requested model, cut to `ASKED_CHARS_MAX`
     model: str = "unknown"
     kind: str = "unknown"
-    deployment: str = ""  # whose workers serve it, once that is known
-    preparing: Preparing | None = None  # until there is
+    deployment: str = ""  # of the workers that serve it, once known
+    preparing: Preparing | None = None  # until `reply` exists
     reply: Reply | None = None
-    held_bytes: int = 0  # what it asks takes in memory, until it is on its way
+    held_bytes: int = 0  # memory that its body takes until it is launched
     waited: bool = False  # for a worker set
-    notes: WaitNotes | None = None  # what its client was told before there was a reply
-    ended: State | None = None  # how; None: it is under way
+    notes: WaitNotes | None = None  # comments sent to its client before the reply existed
+    ended: RequestState | None = None  # how; None: it is under way
     ended_s: float = 0.0
 
     def named(self, parsed: ParsedRequest) -> None:
-        """What it asks for is known."""
+        """Note what the request asks for."""
         self.asked = parsed.model[:ASKED_CHARS_MAX]
-        # A name a client made up must not become a label for ever.
+        # A name that a client made up must not become a permanent metrics label.
         self.model = parsed.model if self.accounts.directory.knows(parsed.model) else "unknown"
         self.kind = "stream" if parsed.stream else "unary"
         self.accounts.metrics.inflight.labels(self.model).inc()
 
     def client_left(self) -> None:
-        """Before there was a reply."""
+        """Close the account of a client that left before there was a reply."""
         self._close("cancelled", None)
 
     def kill(self, error: ApiError) -> None:
-        """By somebody else's word than its client's."""
+        """End it on request of an operator or of its API key."""
         if self.reply is not None:
             self.reply.kill(error)
         elif (preparing := self.preparing) is not None:
@@ -165,7 +165,7 @@ class Account:
             metrics.disconnects.inc()
         if reply is not None:
             if outcome == "success":
-                self.accounts.ended.setdefault(self.deployment, Ended()).add(reply)
+                self.accounts.ended.setdefault(self.deployment, EndedCounts()).add(reply)
             self._measure(reply, metrics)
             if self.accounts.access is not None:
                 self.accounts.access.measured(reply, self.model)
@@ -183,55 +183,55 @@ class Account:
 
 
 @dataclass(slots=True)
-class _Entry:
-    """One request under way."""
+class _AccessEntry:
+    """A line of the access log that is not complete yet."""
 
-    who: str
+    client: str
     asked: str
     request_id: str
     began_s: float
-    told: list[str] = field(default_factory=list)  # what its reply knows
+    facts: list[str] = field(default_factory=list)  # from its reply
 
 
 class AccessLog:
-    """Writes the lines."""
+    """Writes the access log."""
 
     def __init__(self) -> None:
-        log.setLevel(logging.INFO)  # it was asked for, however quiet the rest is
-        self._open: dict[HttpConnection, _Entry] = {}
+        log.setLevel(logging.INFO)  # the access log was switched on, whatever the level of other logs
+        self._open: dict[HttpConnection, _AccessEntry] = {}
 
     def begin(self, connection: HttpConnection, request: HttpRequest) -> None:
-        """A request has its name and is about to be answered."""
+        """Note a request that has its name and is about to be answered."""
         loop = asyncio.get_running_loop()
         asked = f"{request.method} {request.path[:PATH_CHARS_MAX]}".encode("unicode_escape").decode()
         asked = asked.replace('"', "%22")
-        entry = _Entry(_peer(connection), asked, connection.request_id, loop.time())
+        entry = _AccessEntry(_peer(connection), asked, connection.request_id, loop.time())
         self._open[connection] = entry
-        # Not at once: the reply is counted right after the last byte is handed over, and knows the most.
+        # Not at once: `measured` is called right after the last byte is handed over, and adds the reply's figures.
         connection.on_over = lambda status: loop.call_soon(self._write, connection, entry, status, loop.time())
 
     def measured(self, reply: Reply, model: str) -> None:
-        """A reply is over, with an outcome."""
+        """Note a reply that is over, with its outcome."""
         entry = self._open.get(reply.connection)
         if entry is None:
             return
-        entry.told = [f"model={model}", f"outcome={reply.outcome}"]
-        entry.told += [f"prompt={reply.prompt_token_count()}", f"completion={reply.completion_token_count()}"]
+        entry.facts = [f"model={model}", f"outcome={reply.outcome}"]
+        entry.facts += [f"prompt={reply.prompt_token_count()}", f"completion={reply.completion_token_count()}"]
         if reply.first_token_s:
-            entry.told.append(f"ttft_ms={(reply.first_token_s - entry.began_s) * 1000:.1f}")
+            entry.facts.append(f"ttft_ms={(reply.first_token_s - entry.began_s) * 1000:.1f}")
         if resumed := reply.resumed_count():
-            entry.told.append(f"resumed={resumed}")
+            entry.facts.append(f"resumed={resumed}")
 
-    def _write(self, connection: HttpConnection, entry: _Entry, status: int, now_s: float) -> None:
+    def _write(self, connection: HttpConnection, entry: _AccessEntry, status: int, now_s: float) -> None:
         if self._open.get(connection) is entry:
             del self._open[connection]
-        shown = str(status) if status else "-"  # the client left before there was one
+        shown = str(status) if status else "-"  # the client left before it got a status
         took = f"total_ms={(now_s - entry.began_s) * 1000:.1f}"
-        parts = (entry.who, f'"{entry.asked}"', shown, f"request={entry.request_id}", took, *entry.told)
+        parts = (entry.client, f'"{entry.asked}"', shown, f"request={entry.request_id}", took, *entry.facts)
         log.info("access %s", " ".join(parts))
 
 
 def _peer(connection: HttpConnection) -> str:
-    """Who asks; a Unix socket's client has no address."""
+    """Return the client's address; a Unix socket's client has none."""
     name = connection.transport.get_extra_info("peername") if connection.transport is not None else None
     return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "local"

@@ -1,7 +1,7 @@
-"""From a parsed request to streams on their way: model, prompt, context check, seeds, choices.
+"""Turns a parsed request into streams: model, prompt, context check, seeds, choices.
 
-A short prompt goes from body to worker in one synchronous call; a long one is tokenized in a thread, and a request
-for a model that is not there yet waits for it, each in a task of its own.
+A short prompt goes from body to worker in one synchronous call. A long prompt is tokenized in a thread, and a request
+for a model without a worker set waits for it; both run in a separate task.
 """
 
 from __future__ import annotations
@@ -18,63 +18,50 @@ from holdfast.frontend.accounts import Account
 from holdfast.frontend.api.errors import invalid, model_not_found, of_failure
 from holdfast.frontend.api.params import build_sampling, check_token_ids, context_exceeded
 from holdfast.frontend.api.request import CHOICES_MAX, ParsedRequest
-from holdfast.frontend.choice import Choice, EndTokens
-from holdfast.frontend.model_text import ModelText
-from holdfast.frontend.reply import Reply, ReplyShape, StreamReply
+from holdfast.frontend.model_text import TextSide
+from holdfast.frontend.reply import Choice, EndTokens, Reply, StreamReply, WholeReply
+from holdfast.frontend.shapes import ReplyShape
 from holdfast.frontend.text.stops import StopWatcher
 from holdfast.frontend.text.tokenizer import ENCODE_NOW_CHARS_MAX, TooManyTokens
-from holdfast.frontend.whole_reply import WholeReply
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
 from holdfast.streams.flight import Flight, WorkerSet
 from holdfast.streams.ledger import Ledger
 from holdfast.wire.http.connection import HttpConnection
 
-# How much is sent to workers in one turn of the loop: 3-5 ms of encoding and writing, where no other stream may wait
-# for more than 20. A stream costs what a prompt of a thousand tokens does, whatever its own.
+# Tokens sent to workers in one turn of the loop: 3-5 ms of encoding and writing; no other stream may wait for more than
+# 20 ms. Each stream costs as much as a thousand tokens, in addition to its own.
 LAUNCH_TOKENS_MAX = 300_000
 LAUNCH_TOKENS_EACH = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionSettings:
-    """Bounds of what is admitted."""
-
-    prompt_chars_max: int = 8_000_000  # text beyond any context; refused before it is tokenized
+PROMPT_CHARS_MAX = 8_000_000  # text beyond any context; refused before it is tokenized
 
 
+@dataclass(slots=True)
 class Admission:
-    """Lets requests in."""
+    """Turns admitted requests into streams and replies."""
 
-    def __init__(
-        self,
-        directory: ModelDirectory,
-        dispatcher: Dispatcher,
-        settings: AdmissionSettings,
-        rng: random.Random,
-        wall_clock: Callable[[], float],
-    ) -> None:
-        self._directory = directory
-        self._dispatcher = dispatcher
-        self.settings = settings
-        self._rng = rng
-        self._wall_clock = wall_clock
-        self._loop = asyncio.get_running_loop()
-        self.on_starved: Callable[[], None] = lambda: None  # a request has come for workers of whom none serves
+    directory: ModelDirectory
+    dispatcher: Dispatcher
+    rng: random.Random
+    wall_clock: Callable[[], float]
+    on_starved: Callable[[], None] = lambda: None  # called for a request whose set has no routable worker
 
     def find_set(self, parsed: ParsedRequest) -> WorkerSet | None:
-        """The set that will serve it; None while the model, or any model, is waited for; ApiError if it is unknown."""
-        directory = self._directory
+        """Return the set that will serve it; None if it has to wait for a worker. Raise ApiError if the model is
+        unknown."""
+        directory = self.directory
         workers = directory.pick(parsed.model)
-        told = directory.has_seen_any or directory.is_fleet
-        if workers is None and told and not directory.knows(parsed.model):
+        knows_all = directory.has_seen_any or directory.is_fleet
+        if workers is None and knows_all and not directory.knows(parsed.model):
             raise model_not_found(parsed.model)
         if workers is not None and parsed.kind == "chat" and workers.card.model_type != "chat":
             raise invalid("model", f"the model {parsed.model!r} does not chat; use /v1/completions")
         return workers
 
-    def prompt_texts(self, parsed: ParsedRequest, text: ModelText) -> list[str | list[int]]:
-        """The prompts as text or token ids, bounded."""
+    def prompt_texts(self, parsed: ParsedRequest, text: TextSide) -> list[str | list[int]]:
+        """Return the prompts as text or token ids, bounded."""
         if len(parsed.prompts) * parsed.n > CHOICES_MAX:
             raise invalid("n", f"prompts times 'n' is over {CHOICES_MAX}")
         check_token_ids(parsed, text.tokenizer.vocab_size)
@@ -86,52 +73,50 @@ class Admission:
             except HoldfastError as error:
                 raise of_failure(error.code, error.message, param="messages") from error
         size = sum(len(prompt) for prompt in prompts)
-        if size > self.settings.prompt_chars_max:
-            param = "messages" if parsed.kind == "chat" else "prompt"
-            why = f"'{param}' is over {self.settings.prompt_chars_max} characters; shorten it."
-            raise context_exceeded(param, text.card.context_tokens_max, why)
+        if size > PROMPT_CHARS_MAX:
+            why = f"'{parsed.source}' is over {PROMPT_CHARS_MAX} characters; shorten it."
+            raise context_exceeded(parsed.source, text.card.context_tokens_max, why)
         return prompts
 
     @staticmethod
     def is_short(prompts: list[str | list[int]]) -> bool:
         return sum(len(prompt) for prompt in prompts) <= ENCODE_NOW_CHARS_MAX
 
-    def encode_now(self, parsed: ParsedRequest, text: ModelText, prompts: list[str | list[int]]) -> list[list[int]]:
+    def encode_now(self, parsed: ParsedRequest, text: TextSide, prompts: list[str | list[int]]) -> list[list[int]]:
         special = parsed.kind != "chat"
         return [
             text.tokenizer.encode_now(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
             for prompt in prompts
         ]
 
-    async def encode(self, parsed: ParsedRequest, text: ModelText, prompts: list[str | list[int]]) -> list[list[int]]:
+    async def encode(self, parsed: ParsedRequest, text: TextSide, prompts: list[str | list[int]]) -> list[list[int]]:
         special = parsed.kind != "chat"
         return [
             await self._encode_one(parsed, text, prompt, special) if isinstance(prompt, str) else prompt
             for prompt in prompts
         ]
 
-    async def _encode_one(self, parsed: ParsedRequest, text: ModelText, prompt: str, special: bool) -> list[int]:
+    async def _encode_one(self, parsed: ParsedRequest, text: TextSide, prompt: str, special: bool) -> list[int]:
         context = text.card.context_tokens_max
         try:
             return await text.tokenizer.encode(prompt, context, add_special_tokens=special)
         except TooManyTokens as error:
-            param = "messages" if parsed.kind == "chat" else "prompt"
-            why = f"'{param}' takes at least {error.count} tokens; shorten it."
-            raise context_exceeded(param, context, why) from None
+            why = f"'{parsed.source}' takes at least {error.count} tokens; shorten it."
+            raise context_exceeded(parsed.source, context, why) from None
 
     def launch(
         self,
         connection: HttpConnection,
         parsed: ParsedRequest,
         workers: WorkerSet,
-        text: ModelText,
+        text: TextSide,
         prompts: list[list[int]],
         *,
         account: Account,
     ) -> None:
-        """Everything is known: make the reply and put its streams on their way. ApiError leaves nothing behind."""
+        """Make the reply and launch its streams. If it raises ApiError, nothing was started."""
         context = text.card.context_tokens_max
-        seed = parsed.seed if parsed.seed is not None else self._rng.getrandbits(62)
+        seed = parsed.seed if parsed.seed is not None else self.rng.getrandbits(62)
         sampled = [
             build_sampling(parsed, text.generation_defaults, (seed + place) & SEED_MAX, len(prompt), context)
             for prompt in prompts
@@ -143,9 +128,9 @@ class Admission:
         reply.prompts = prompts
         if isinstance(reply, StreamReply):
             reply.notes = account.notes
-        reply.now = self._loop.time
-        # Who was to wait for its model's first worker stands in line since it came.
-        since_s = account.began_s if account.waited and self._directory.wants(parsed.model) else None
+        reply.now = asyncio.get_running_loop().time
+        # A request that waited for its model's first worker counts in the queue from its arrival.
+        since_s = account.began_s if account.waited and self.directory.wants(parsed.model) else None
         flights: list[Flight] = []
         ends = _ends(parsed, text)
         for index, sampling in enumerate(sampled):
@@ -170,7 +155,7 @@ class Admission:
             )
             choice.flight = Flight(Ledger(request), workers, choice)
             if since_s is not None:
-                choice.flight.waited(since_s)
+                choice.flight.set_wait_start(since_s)
             reply.add(choice)
             flights.append(choice.flight)
         reply.release = partial(self._abandon_all, flights)
@@ -178,29 +163,29 @@ class Admission:
         self._launch_some(reply, iter(flights))
 
     def _launch_some(self, reply: Reply, flights: Iterator[Flight]) -> None:
-        """As many of a reply's streams as one turn of the loop has room for; the rest in the next."""
+        """Launch as many of a reply's streams as one turn of the loop has room for; the others follow in the next."""
         room = LAUNCH_TOKENS_MAX
         for flight in flights:
             if reply.outcome:
                 return
-            self._dispatcher.launch(flight)
+            self.dispatcher.launch(flight)
             if not flight.workers.table.routable_count:
                 self.on_starved()
             room -= LAUNCH_TOKENS_EACH + flight.ledger.length
             if room <= 0:
-                self._loop.call_soon(self._launch_some, reply, flights)
+                asyncio.get_running_loop().call_soon(self._launch_some, reply, flights)
                 return
 
     def _abandon_all(self, flights: list[Flight]) -> None:
         for flight in flights:
-            self._dispatcher.abandon(flight)
+            self.dispatcher.abandon(flight)
 
     def _shape(self, parsed: ParsedRequest, workers: WorkerSet, answer_id: str) -> ReplyShape:
         chat = parsed.kind == "chat"
         return ReplyShape(
             chat=chat,
             response_id=answer_id,
-            created=int(self._wall_clock()),
+            created=int(self.wall_clock()),
             model=parsed.model,
             usage=parsed.usage,
             token_ids=parsed.return_token_ids,
@@ -209,7 +194,7 @@ class Admission:
         )
 
 
-def _ends(parsed: ParsedRequest, text: ModelText) -> EndTokens:
+def _ends(parsed: ParsedRequest, text: TextSide) -> EndTokens:
     shown = frozenset(parsed.stop_token_ids) if parsed.include_stop else frozenset()
     hidden = text.eos_ids | (frozenset(parsed.stop_token_ids) - shown)
     return EndTokens(hidden, text.eos_id if not parsed.ignore_eos else -1)

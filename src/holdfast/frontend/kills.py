@@ -1,9 +1,10 @@
-"""Requests that end before their end, by somebody's word: `DELETE /v1/requests/{id}`, and what other frontends and
-operators ask for through the store.
+"""Ends requests: for `DELETE /v1/requests/{id}`, and for other frontends and operators through the store.
 
-Always true: a key ends its own requests and no other, nor learns that there are others, and all who come without a key,
-where there are none, are one; a request that is ended tells its client so, gives its place back, and is computed no
-further; whoever asks again is told that it is over.
+Always true:
+- A key can end only its own requests, and does not learn that others exist. If no keys are configured, all requests
+  count as one client's.
+- The client of an ended request gets an error; the request's place is freed, and its computation stops.
+- A second call is answered that the request is over.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
@@ -22,21 +24,22 @@ from holdfast.core.tasks import Tasks
 from holdfast.discovery.keys import KILLS
 from holdfast.frontend.accounts import Account
 from holdfast.frontend.api.errors import ApiError, of_failure, too_busy
-from holdfast.frontend.metrics import Others, nobody
-from holdfast.frontend.requests import PATH, Requests, not_found
-from holdfast.health.records import Killed
-from holdfast.store.contract import Deleted, Put, Registration, Snapshot, Store, StoreUnavailable
+from holdfast.frontend.metrics import Others, no_others
+from holdfast.frontend.notes import send_error
+from holdfast.frontend.requests import PATH, RequestsPage, not_found
+from holdfast.health.records import KilledRequest
+from holdfast.store.contract import Registration, Store, StoreUnavailable, changes
 from holdfast.streams import kills
-from holdfast.streams.kills import Answer, Kill, Outcome
-from holdfast.streams.states import State
+from holdfast.streams.flight import RequestState
+from holdfast.streams.kills import KillAnswer, KillOutcome, KillRequest
 from holdfast.wire.http.connection import HttpConnection
 
 log = logging.getLogger("holdfast.frontend")
 
-ASKING_MAX = 16  # at once through the store, of whose watches each takes two: a person's hands, and a script's
-ANSWERS_MAX = 64  # that stand: they go with what was asked
-ENDED_MAX = 1000  # by one word: their ids are 40 kB
-TOLD_S = 60.0  # of one that was ended: whoever reads the store is not away for longer
+ASKING_MAX = 16  # calls through the store at the same time, each with two watches: enough for people and a script
+ANSWERS_MAX = 64  # answers in the store; each is removed with its question
+ENDED_MAX = 1000  # requests ended by one call: their ids are 40 kB
+TOLD_S = 60.0  # how long an ended request is reported: control is not away for longer
 TOLD_MAX = 64
 WHY = {
     "key": "the request was cancelled by DELETE /v1/requests",
@@ -44,136 +47,122 @@ WHY = {
 }
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """What is answered: how what was named is now, and which requests that took."""
+class KillReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a DELETE: the request's state, and which requests were ended."""
 
-    id: str  # as it was asked for
+    id: str  # as in the call
     object: str = "request"
     state: str
     ended: list[str]  # ids; none: it was over before
-    unheard: list[str] = []  # frontends that did not answer, and may have more of that name
+    unheard: list[str] = []  # frontends that did not answer, and may have more requests of that name
 
 
-class Kills:
-    """Of one frontend."""
+@dataclass(slots=True)
+class KillHandler:
+    """Ends requests of one frontend, and asks other frontends to."""
 
-    def __init__(
-        self,
-        requests: Requests,
-        store: Store,
-        deployment: str,
-        peer: str,
-        rng: random.Random,
-        unix_s: Callable[[], float],
-        others: Others = nobody,
-    ) -> None:
-        self._requests = requests
-        self._store = store
-        self._deployment = deployment
-        self._peer = peer
-        self._rng = rng
-        self._unix_s = unix_s
-        self._others = others
-        self._tasks = Tasks("kills")
-        self._answers: dict[str, Registration] = {}  # by the key of what was asked
-        self._lately = deque[tuple[str, Killed]](maxlen=TOLD_MAX)  # with the deployment of each, if it is known
+    requests: RequestsPage
+    store: Store
+    deployment: str
+    peer: str
+    rng: random.Random
+    unix_s: Callable[[], float]
+    others: Others = no_others
+    _tasks: Tasks = field(default_factory=lambda: Tasks("kills"))
+    _answers: dict[str, Registration] = field(default_factory=dict)  # by the key of the kill record
+    # Requests ended lately, each with its deployment, if known.
+    _lately: deque[tuple[str, KilledRequest]] = field(default_factory=lambda: deque(maxlen=TOLD_MAX))
 
     def answer(self, connection: HttpConnection, path: str, key: str) -> None:
-        """For whoever has this key, empty where there are none; ApiError for a request that is not there."""
+        """Answer a client with this API key ("" if none are configured); raise ApiError if there is no such request."""
         name = unquote(path.removeprefix(PATH).removeprefix("/"))
         if not kills.NAME.fullmatch(name):
             raise not_found(name)
         if len(self._tasks) >= ASKING_MAX:
             raise too_busy("too many requests are being ended", "ending")
-        kill = Kill(
-            name=name, deployment=self._deployment, by=kills.KEY, whose=kills.digest(key), at_unix_s=self._unix_s()
+        kill = KillRequest(
+            name=name, deployment=self.deployment, by=kills.KEY, whose=kills.digest(key), at_unix_s=self.unix_s()
         )
-        found = self._requests.find(name, key)
-        here = self._ended(kill)
+        found = self.requests.find(name, key)
+        here = self._end_named(kill)
         if found is not None and found.id == name:
             connection.respond(200, _encoded(name, here.ended, here.over))
-        else:  # others may have more that their clients called so
-            _Asking(connection, self._tasks, self._elsewhere(kill, here))
+        else:  # other frontends may have requests of that name
+            _Asking(connection, self._tasks, self._ask_others(kill, here))
 
-    async def _elsewhere(self, kill: Kill, here: Answer) -> ApiError | bytes:
+    async def _ask_others(self, kill: KillRequest, here: KillAnswer) -> ApiError | bytes:
         try:
-            found, why = await kills.ask(self._store, kill, f"{self._rng.getrandbits(64):016x}"), ""
+            found, why = await kills.ask(self.store, kill, f"{self.rng.getrandbits(64):016x}"), ""
         except StoreUnavailable as error:
-            found, why = Outcome(silent=["other frontends"]), str(error)
+            found, why = KillOutcome(silent=["other frontends"]), str(error)
         ended, over = [*here.ended, *found.ended], here.over or found.over
         if ended or over:
             return _encoded(kill.name, ended, over, found.silent)
-        # The store forgets one that is stopped after a moment; it has its requests all the same.
-        silent = found.silent or [name for name, page in (await self._others()).items() if page is None]
+        # The store soon forgets a stopped frontend, which still has its requests.
+        silent = found.silent or [name for name, page in (await self.others()).items() if page is None]
         if not silent:
             return not_found(kill.name)
         unheard = f"this frontend does not have the request, and {why or _silent(silent)}"
         return of_failure(Code.NO_WORKER, unheard, retry_after_s=1.0)
 
     async def follow(self) -> None:
-        """What is asked for through the store; for ever."""
-        async for event in self._store.watch(KILLS):
-            found: Mapping[str, bytes] = {}
-            if isinstance(event, Snapshot):
-                found = event.items
-                for key in self._answers.keys() - found.keys():
-                    self._take_back(key)
-            elif isinstance(event, Put):
-                found = {event.key: event.value}
-            elif isinstance(event, Deleted):
-                self._take_back(event.key)
+        """Follow the kill records in the store, until cancelled."""
+        async for event in self.store.watch(KILLS):
+            found, removed = changes(event, self._answers)
+            for key in removed:
+                self._withdraw_answer(key)
             for key, value in found.items():
-                if not kills.is_answer(key):
-                    self._hear(key, kills.read(value))
+                if "/" not in key.removeprefix(KILLS):  # else an answer
+                    self._on_kill_request(key, kills.read(value))
 
-    def _hear(self, key: str, kill: Kill | None) -> None:
+    def _on_kill_request(self, key: str, kill: KillRequest | None) -> None:
         if kill is None or key in self._answers:
             return
-        if self._unix_s() - kill.at_unix_s > kills.STALE_S:
+        if self.unix_s() - kill.at_unix_s > kills.STALE_S:
             self._tasks.spawn(self._remove(key), "remove what was asked for")
             return
-        answer = self._ended(kill) if kill.deployment in ("", self._deployment) else Answer()
+        answer = self._end_named(kill) if kill.deployment in ("", self.deployment) else KillAnswer()
         if len(self._answers) >= ANSWERS_MAX:
-            self._take_back(next(iter(self._answers)))
-        said = self._store.register(kills.answer_key(key, self._peer), msgspec.json.encode(answer))
-        self._answers[key] = said
+            self._withdraw_answer(next(iter(self._answers)))
+        answered = self.store.register(f"{key}/{self.peer}", msgspec.json.encode(answer))
+        self._answers[key] = answered
 
-    def _take_back(self, key: str) -> None:
-        if (said := self._answers.pop(key, None)) is not None:
-            self._tasks.spawn(said.withdraw(), "take back what was answered")
+    def _withdraw_answer(self, key: str) -> None:
+        if (answered := self._answers.pop(key, None)) is not None:
+            self._tasks.spawn(answered.withdraw(), "take back what was answered")
 
     async def _remove(self, key: str) -> None:
         try:
-            await self._store.delete(key, kills.STORE_S)
+            await self.store.delete(key, kills.STORE_S)
         except StoreUnavailable as error:
             log.warning("%s could not be removed: %s", key, error)
 
-    def _ended(self, kill: Kill) -> Answer:
-        """End what it names, of this frontend's."""
-        accounts = self._requests.under_way(kill.name, lambda one: kill.may_end(one.key))[:ENDED_MAX]
+    def _end_named(self, kill: KillRequest) -> KillAnswer:
+        """End this frontend's requests that the record names."""
+        accounts = self.requests.under_way(kill.name, lambda one: kill.may_end(one.key))[:ENDED_MAX]
         for account in accounts:
             self._end(account, kill.by)
-        gone = self._requests.lately(kill.name, lambda one: kill.may_end(one.key)) if not accounts else None
-        return Answer(ended=[one.id for one in accounts], over=gone.ended or "" if gone is not None else "")
+        gone = self.requests.lately(kill.name, lambda one: kill.may_end(one.key)) if not accounts else None
+        return KillAnswer(ended=[one.id for one in accounts], over=gone.ended or "" if gone is not None else "")
 
     def _end(self, account: Account, by: str) -> None:
         log.info("request %s (%s) is ended: %s", account.name, account.id, WHY[by])
-        killed = Killed(id=account.id, model=account.model, by=by, at_unix_s=self._unix_s())
+        killed = KilledRequest(id=account.id, model=account.model, by=by, at_unix_s=self.unix_s())
         self._lately.append((account.deployment, killed))
         account.kill(of_failure(Code.CANCELLED, WHY[by]))
 
-    def lately(self, deployment: str) -> tuple[Killed, ...]:
-        """Those of the last minute, for whoever reads reports."""
-        since_s = self._unix_s() - TOLD_S
-        return tuple(one for whose, one in self._lately if whose in ("", deployment) and one.at_unix_s > since_s)
+    def lately(self, deployment: str) -> tuple[KilledRequest, ...]:
+        """Return the requests ended in the last minute, for this frontend's report."""
+        since_s = self.unix_s() - TOLD_S
+        return tuple(one for owner, one in self._lately if owner in ("", deployment) and one.at_unix_s > since_s)
 
     async def close(self) -> None:
         await self._tasks.stop()
 
 
 def _encoded(name: str, ended: list[str], over: str, unheard: Sequence[str] = ()) -> bytes:
-    state = State.CANCELLED if ended else State(over)
-    return msgspec.json.encode(Ended(id=name, state=state, ended=ended, unheard=list(unheard)))
+    state = RequestState.CANCELLED if ended else RequestState(over)
+    return msgspec.json.encode(KillReply(id=name, state=state, ended=ended, unheard=list(unheard)))
 
 
 def _silent(names: Sequence[str]) -> str:
@@ -181,7 +170,7 @@ def _silent(names: Sequence[str]) -> str:
 
 
 class _Asking:
-    """Answers when other frontends have. Implements `wire.http.response.Responder` while it asks."""
+    """Answers a DELETE once the other frontends have answered. Implements `wire.http.response.Responder` meanwhile."""
 
     def __init__(self, connection: HttpConnection, tasks: Tasks, asked: Coroutine[Any, Any, ApiError | bytes]) -> None:
         self._connection: HttpConnection | None = connection
@@ -193,20 +182,19 @@ class _Asking:
         if self._connection is None:
             return
         if isinstance(found, ApiError):
-            self._connection.respond(found.status, found.body(), headers=found.headers)
+            send_error(self._connection, found)
         else:
             self._connection.respond(200, found)
 
     def client_gone(self) -> None:
-        """What it asked for stands: it is ended all the same."""
+        """Note that the client left; the named request is still ended."""
         self._connection = None
 
     def client_writable(self) -> None:
-        """Nothing waits for it: the answer is one piece."""
+        """Do nothing: the answer is one piece."""
 
     def cut_off(self, why: str) -> None:
         connection, self._connection = self._connection, None
         self._task.cancel()
         if connection is not None:
-            error = of_failure(Code.ENGINE_SHUTDOWN, why, retry_after_s=1.0)
-            connection.respond(error.status, error.body(), headers=error.headers)
+            send_error(connection, of_failure(Code.ENGINE_SHUTDOWN, why, retry_after_s=1.0))

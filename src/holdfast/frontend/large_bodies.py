@@ -1,8 +1,10 @@
-"""Bodies that would stop the event loop: sent to a `body_reader`, one after the other.
+"""Sends bodies whose parsing would block the event loop to a `body_reader` process, one after the other.
 
-Always true: the loop only copies what is large, and never looks through it; what waits here is bounded in bytes, and
-each body in time; a reader that dies, is stopped or hangs costs a second try with another one, and is counted; a body
-under which two are lost is refused.
+Always true:
+- The loop only copies a large body, and never parses it.
+- Waiting bodies are bounded in bytes, and each body's parsing in time.
+- If a reader dies, is stopped or hangs, this is counted and the body is tried once more with another reader. A body
+  that loses two readers is refused.
 """
 
 from __future__ import annotations
@@ -18,34 +20,36 @@ from typing import cast
 import msgspec
 
 from holdfast.core.procfs import ThreadTimes, is_stopped, read_main_thread
+from holdfast.core.tasks import done_within
 from holdfast.frontend.api.errors import SERVER, ApiError, too_busy
 from holdfast.frontend.api.request import ParsedRequest
-from holdfast.frontend.body_reader import ANSWER_HEAD, QUESTION_HEAD, Answer, Question
+from holdfast.frontend.body_reader import ANSWER_HEAD, QUESTION_HEAD, ParseJob, ParseResult
 
 log = logging.getLogger("holdfast.frontend")
 
-# Up to this a body is parsed on the loop: at most 8 ms whatever it holds, where the way to a reader and back is 1 ms.
+# Smaller bodies are parsed on the loop: at most 8 ms for any content; the way to a reader and back takes 1 ms.
 PARSE_NOW_BYTES_MAX = 256 * 1024
-# Of bodies that wait for the reader: sixteen of the largest.
+# Bodies that wait for the reader: sixteen of the largest.
 WAITING_BYTES_MAX = 256 * 1024 * 1024
-# The last resort, for a machine too busy to run a reader at all; one that will not answer is known by its judge.
+# For a machine too busy to run a reader; `ReaderJudge` finds a reader that will not answer sooner.
 PARSE_S = 30.0
-END_S = 2.0  # for a killed reader to be gone; one that hangs in the kernel is not waited for
+END_S = 2.0  # for a killed reader to end; if it hangs in the kernel, it is left behind
 TRIES = 2  # a reader may have died before this body came
 
 LOOK_S = 0.1  # between two looks at a reader that was given a body
-# In a row that find it stopped: half a second, as for a vault. Who stops one by hand and at once lets it run is spared.
+# Looks in a row that find it stopped: half a second, as for a vault. A reader stopped by hand for less is spared.
 STOPPED_LOOKS = 5
-# In a row in which it neither ran nor wanted to: two seconds. It has all of its body, and its asker takes all it says.
+# Looks in a row in which it sleeps: two seconds. Nothing blocks it: it gets its whole body, and its output is read.
 IDLE_LOOKS = 20
-# To start and to read a small body takes 0.3 s of a slow core; the worst that 1 MiB can hold (empty lists, and an error
-# to be explained), 0.4 s.
+# CPU time: 0.3 s of a slow core to start and parse a small body; 0.4 s for the worst MiB (empty lists, and an error to
+# explain).
 CPU_S = 2.0
 CPU_S_PER_MIB = 1.0
 
 
 class LargeBodies:
-    """Parses bodies in another process, which is started when the first one comes. `lost` is told why one was lost."""
+    """Parses bodies in another process, which the first body starts. `lost` is called with the cause of each lost
+    reader."""
 
     def __init__(self, chars_max: int, lost: Callable[[str], None]) -> None:
         self._chars_max = chars_max
@@ -55,13 +59,13 @@ class LargeBodies:
         self._waiting_bytes = 0
 
     async def parse(self, endpoint: str, body: bytes, contexts: Mapping[str, int]) -> ParsedRequest:
-        """The request in a body; ApiError refuses it."""
+        """Return the request in a body; raise ApiError if it is refused."""
         if self._waiting_bytes + len(body) > WAITING_BYTES_MAX:
             raise too_busy("too many large requests are being read", "reading_large")
         self._waiting_bytes += len(body)
         try:
             async with self._turn:
-                given = await self._ask(Question(endpoint, dict(contexts), self._chars_max), body)
+                given = await self._ask(ParseJob(endpoint, dict(contexts), self._chars_max), body)
         finally:
             self._waiting_bytes -= len(body)
         if given.refusal is not None:
@@ -72,7 +76,7 @@ class LargeBodies:
     async def close(self) -> None:
         await self._end()
 
-    async def _ask(self, question: Question, body: bytes) -> Answer:
+    async def _ask(self, question: ParseJob, body: bytes) -> ParseResult:
         for _ in range(TRIES):
             verdicts: list[str] = []
             try:
@@ -85,7 +89,7 @@ class LargeBodies:
                 verdicts.append("slow" if isinstance(error, TimeoutError) else "died")
                 self._lose(verdicts[0], f"over a body of {len(body)} bytes")
             except BaseException:
-                await self._end()  # the asker left in the middle: the answer would be taken for the next one's
+                await self._end()  # cancelled midway: this result would be taken for the next body's
                 raise
             else:
                 if given.last:
@@ -114,11 +118,10 @@ class LargeBodies:
             return
         with contextlib.suppress(ProcessLookupError):
             reader.kill()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(reader.wait(), END_S)
+        await done_within(reader.wait(), END_S)
 
 
-async def _exchange(reader: asyncio.subprocess.Process, question: Question, body: bytes) -> Answer:
+async def _exchange(reader: asyncio.subprocess.Process, question: ParseJob, body: bytes) -> ParseResult:
     sink, source = reader.stdin, reader.stdout
     assert sink is not None
     assert source is not None
@@ -127,12 +130,12 @@ async def _exchange(reader: asyncio.subprocess.Process, question: Question, body
     sink.write(body)
     await sink.drain()
     (size,) = ANSWER_HEAD.unpack(await source.readexactly(ANSWER_HEAD.size))
-    return msgspec.msgpack.decode(await source.readexactly(size), type=Answer)
+    return msgspec.msgpack.decode(await source.readexactly(size), type=ParseResult)
 
 
 @contextlib.contextmanager
 def _watched(reader: asyncio.subprocess.Process, body_bytes: int, judged: Callable[[str], None]) -> Iterator[None]:
-    """Kill a reader that will not answer, and tell why; whoever waits for its answer notices its end."""
+    """Kill a reader that will not answer, and pass the cause to `judged`; the task that waits for it sees its end."""
     loop, judge = asyncio.get_running_loop(), ReaderJudge(body_bytes)
     timer: asyncio.TimerHandle
 
@@ -152,7 +155,7 @@ def _watched(reader: asyncio.subprocess.Process, body_bytes: int, judged: Callab
 
 
 async def _with_ids(parsed: ParsedRequest, packed: list[bytes]) -> ParsedRequest:
-    """Its prompts as lists again, each in a turn of its own: a million ids take 20 ms."""
+    """Unpack the prompts into lists, one per turn of the loop: a million ids take 20 ms."""
     prompts: list[list[int]] = []
     for data in packed:
         prompts.append(array("I", data).tolist())
@@ -161,10 +164,10 @@ async def _with_ids(parsed: ParsedRequest, packed: list[bytes]) -> ParsedRequest
 
 
 class ReaderJudge:
-    """Whether a reader will still answer over one body; pure: it is told what the kernel says.
+    """Decides whether a reader will still answer for one body, from the kernel's data. Pure.
 
-    One that may not run is given up within a second, one that sleeps over its work within a few, and one that runs when
-    it has had more of a CPU than its body can take; time in line for a CPU is never held against it."""
+    It gives up a stopped reader within a second, a sleeping one within a few seconds, and a running one when it has
+    used more CPU time than its body can take. Time spent waiting for a CPU does not count."""
 
     def __init__(self, body_bytes: int) -> None:
         self._cpu_ns_max = (CPU_S + CPU_S_PER_MIB * body_bytes / 2**20) * 1e9
@@ -174,7 +177,7 @@ class ReaderJudge:
         self._idle = 0
 
     def look(self, stopped: bool, times: ThreadTimes | None) -> str:
-        """One look at it; "stopped" or "stuck": it is to be killed. `times`: None where the kernel does not tell."""
+        """Return "stopped" or "stuck" if the reader must be killed, else "". `times`: None if the kernel has none."""
         self._stopped = self._stopped + 1 if stopped else 0
         if self._stopped >= STOPPED_LOOKS:
             return "stopped"

@@ -1,4 +1,4 @@
-"""All that turns one model card's messages into tokens and its tokens into text."""
+"""Turns messages into tokens and tokens into text, as one model card defines it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from holdfast.frontend.text.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class ModelText:
-    """The text side of a worker set."""
+class TextSide:
+    """Turns text into tokens and back for one worker set."""
 
     card: ModelCard
     tokenizer: TextTokenizer
     template: ChatTemplate | None
     eos_text: str
-    eos_id: int  # the model's own end of text, -1 without one; its other ends are told to clients by their ids
+    eos_id: int  # the model's main end of text, -1 if none; clients see its other end tokens as `stop_reason`
     eos_ids: frozenset[int]
     generation_defaults: dict[str, Any]
 
@@ -33,13 +33,14 @@ class ModelText:
 
 
 class TextMaker:
-    """Makes a `ModelText` of a card and its tokenizer; ValueError says why a card cannot be served."""
+    """Makes `TextSide`s from cards and tokenizers."""
 
     def __init__(self, unix_s: Callable[[], float]) -> None:
         self._templates = Templates(lambda: datetime.fromtimestamp(unix_s()))
 
-    async def prepare(self, card: ModelCard, tokenizer_json: bytes) -> ModelText:
-        """Reading a large tokenizer takes a second: not on the event loop."""
+    async def prepare(self, card: ModelCard, tokenizer_json: bytes) -> TextSide:
+        """Return a model's text side; raise ValueError if its card cannot be served. A large tokenizer takes a second
+        to read, so a thread does it."""
         tokenizer = await asyncio.get_running_loop().run_in_executor(None, TextTokenizer, tokenizer_json)
         try:
             template = self._templates.get(card.chat_template) if card.chat_template else None
@@ -48,4 +49,4 @@ class TextMaker:
         defaults = check_defaults(card.generation_defaults)
         eos = card.eos_token_ids
         text = tokenizer.table.label(eos[0])[0] if eos else ""
-        return ModelText(card, tokenizer, template, text, eos[0] if eos else -1, frozenset(eos), defaults)
+        return TextSide(card, tokenizer, template, text, eos[0] if eos else -1, frozenset(eos), defaults)

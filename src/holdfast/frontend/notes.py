@@ -1,44 +1,54 @@
-"""Comments by which a stream's client learns how its request waits: events that say nothing to who reads the answer.
+"""Comment events that tell a streaming client how its request waits; they are no part of the answer.
 
-Always true: a comment goes out when it says something else than the last, at most once a second, and again after a
-while in which nothing changed, to keep the connection warm; none goes out in the first second of a wait. An answer
-begins with one, before any engine's output, only where its model is brought up when it is asked for: there the wait may
-take longer than clients and what is between keep a silent connection. Elsewhere an error still has its status.
+Always true:
+- A comment is sent when it differs from the last, at most once a second. After `WARM_S` without a change it is sent
+  again, to keep the connection open. None is sent in the first second of a wait.
+- An answer begins with a comment, before any engine output, only if its model is started on request: that wait may be
+  longer than clients and proxies keep a silent connection. Otherwise an error can still have its HTTP status.
 """
 
 from __future__ import annotations
 
-from holdfast.streams.states import State, Waiting
+from holdfast.frontend.api.errors import ApiError
+from holdfast.streams.flight import RequestState, WaitStatus
 from holdfast.wire.http.connection import HttpConnection
 
 NOTE_S = 1.0
 WHY_CHARS_MAX = 300
-WARM_S = 5.0  # proxies end what was silent for half a minute or more
+WARM_S = 5.0  # proxies close connections that are silent for half a minute or more
 
 _EVENT_STREAM = b"text/event-stream; charset=utf-8"
 _NO_CACHE = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
 def begin_events(connection: HttpConnection, data: bytes) -> None:
-    """The head of a streamed answer, and its first bytes."""
+    """Send the head of a streamed answer, and its first bytes."""
     connection.start_stream(_EVENT_STREAM, _NO_CACHE, data)
 
 
-class WaitNotes:
-    """What one client was told."""
+def send_error(connection: HttpConnection, error: ApiError) -> None:
+    """Send an error as the answer, or as the last event of a stream that has begun."""
+    if connection.streaming:
+        connection.end_stream(b"data: " + error.body() + b"\n\n")
+    else:
+        connection.respond(error.status, error.body(), headers=error.headers)
 
-    __slots__ = ("_connection", "_told", "_told_s")
+
+class WaitNotes:
+    """Tells one client how its request waits."""
+
+    __slots__ = ("_connection", "_last", "_last_s")
 
     def __init__(self, connection: HttpConnection) -> None:
         self._connection = connection
-        self._told = b""
-        self._told_s = 0.0
+        self._last = b""
+        self._last_s = 0.0
 
-    def tell(self, waiting: Waiting, now_s: float) -> None:
+    def tell(self, waiting: WaitStatus, now_s: float) -> None:
         connection = self._connection
         note = _note(waiting)
-        silent_s = now_s - max(self._told_s, waiting.since_s)
-        if silent_s < NOTE_S or (note == self._told and silent_s < WARM_S) or connection.paused:
+        silent_s = now_s - max(self._last_s, waiting.since_s)
+        if silent_s < NOTE_S or (note == self._last and silent_s < WARM_S) or connection.paused:
             return
         if connection.streaming:
             connection.write(note)
@@ -46,16 +56,12 @@ class WaitNotes:
             begin_events(connection, note)
         else:
             return
-        self._told, self._told_s = note, now_s
+        self._last, self._last_s = note, now_s
 
 
-def _in_a_line(text: str) -> str:
-    """An event ends with its line."""
-    return "".join(sign if sign.isprintable() else " " for sign in text[:WHY_CHARS_MAX])
-
-
-def _note(waiting: Waiting) -> bytes:
-    if waiting.state is State.QUEUED:
+def _note(waiting: WaitStatus) -> bytes:
+    if waiting.state is RequestState.QUEUED:
         return b": queued %d\n\n" % waiting.place
-    why = f": {_in_a_line(waiting.why)}" if waiting.why else ""
-    return f": {waiting.state.lower()}{why}\n\n".encode()
+    # A line break would end the event.
+    why = "".join(sign if sign.isprintable() else " " for sign in waiting.why[:WHY_CHARS_MAX])
+    return f": {waiting.state.lower()}{f': {why}' if why else ''}\n\n".encode()

@@ -1,4 +1,4 @@
-"""What a frontend shows of itself: models, liveness, health, metrics. All GET, all answered on the spot."""
+"""The frontend's status pages: models, liveness, health, metrics. All are GET."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from urllib.parse import unquote
 
 import msgspec
 
+from holdfast.core.log_files import UNWRITTEN
 from holdfast.core.tasks import Tasks
-from holdfast.core.unwritten import UNWRITTEN
 from holdfast.discovery.card import ModelCard
-from holdfast.frontend.api.errors import model_not_found, no_worker
-from holdfast.frontend.metrics import FrontendMetrics, Others, Scrape, nobody
+from holdfast.frontend.api.errors import model_not_found
+from holdfast.frontend.metrics import FrontendMetrics, Others, Scrape, no_others
+from holdfast.frontend.pending_models import no_first_worker
 from holdfast.frontend.requests import PATH as REQUESTS
-from holdfast.frontend.requests import Requests
+from holdfast.frontend.requests import RequestsPage
 from holdfast.health.watcher import BeatWatcher
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
 from holdfast.streams.link import WorkerLink
 from holdfast.streams.roster import Roster
-from holdfast.streams.stats import Seam
+from holdfast.streams.stats import WorkerFailure
 from holdfast.wire import metrics
 from holdfast.wire.http.connection import HttpConnection
 from holdfast.wire.http.request import HttpRequest
@@ -33,8 +34,8 @@ UNFIT_NAMED_MAX = 4  # in a sentence
 
 
 @dataclass(slots=True)
-class Pages:
-    """Answers from facts asked for at that moment."""
+class StatusPages:
+    """Answers the status pages from the current state."""
 
     directory: ModelDirectory
     dispatcher: Dispatcher
@@ -42,13 +43,13 @@ class Pages:
     created: int
     store_state: Callable[[], str]
     metrics: FrontendMetrics
-    name: str = "frontend"  # whose the numbers are, on a page of all who share the port
-    others: Others = nobody
+    name: str = "frontend"  # labels the numbers on a page of all frontends of the port
+    others: Others = no_others
     draining: bool = False
-    replaced: bool = False  # by a rollout: while it drains, who asks on an open connection is answered
+    replaced: bool = False  # by a rollout: while it drains, requests on open connections are answered
     streams: Callable[[], int] = lambda: 0  # requests under way
     level: Callable[[], int] = lambda: 0  # of degradation
-    requests: Requests | None = None
+    requests: RequestsPage | None = None
     _scrapes: Tasks = field(default_factory=lambda: Tasks("scrapes"))
 
     @staticmethod
@@ -56,7 +57,7 @@ class Pages:
         return path in OPEN_PATHS or path == _MODELS or path.startswith(f"{_MODELS}/")
 
     def handle_own(self, connection: HttpConnection, request: HttpRequest) -> None:
-        """The address that is this frontend's alone: its port may be shared, and another may answer there."""
+        """Answer at this frontend's own address; on the shared port another frontend may answer."""
         if request.path == "/metrics" and request.method in ("GET", "HEAD"):
             connection.respond(200, self._own_metrics(), metrics.CONTENT_TYPE)
         elif request.path in OPEN_PATHS and request.method in ("GET", "HEAD"):
@@ -68,7 +69,7 @@ class Pages:
             connection.respond(404, msgspec.json.encode({"error": error}))
 
     def answer(self, connection: HttpConnection, path: str) -> None:
-        """A page that `has` said yes to; ApiError for a model that is not there."""
+        """Answer with the page at a path that `has` accepts; raise ApiError for an unknown model."""
         if path == "/live":
             connection.respond(200, b'{"status":"live"}')
         elif path == "/health":
@@ -87,13 +88,14 @@ class Pages:
 
     def _own_metrics(self) -> bytes:
         if self.requests is not None:
-            self.metrics.lobby_bytes.set(self.requests.lobby.held_bytes)
+            self.metrics.pending_bytes.set(self.requests.pending.held_bytes)
         return self.metrics.page(self.roster, self._held())
 
     def _card(self, name: str, card: ModelCard | None) -> dict[str, Any]:
         if card is None and not self.directory.wants(name):
-            known = self.directory.knows(name)
-            raise no_worker(name, "it is not listed until one is up") if known else model_not_found(name[:200])
+            if not self.directory.knows(name):
+                raise model_not_found(name[:200])
+            raise no_first_worker(name, "it is not listed until one is up")
         return {
             "id": name,
             "object": "model",
@@ -101,7 +103,7 @@ class Pages:
             "owned_by": "holdfast",
             "root": card.root or name if card is not None else name,  # vLLM's bench looks here for the tokenizer
             "parent": None,
-            "max_model_len": card.context_tokens_max if card is not None else None,  # it has no worker to tell
+            "max_model_len": card.context_tokens_max if card is not None else None,  # unknown without a worker
         }
 
     def _held(self) -> dict[str, int]:
@@ -111,9 +113,9 @@ class Pages:
         return held
 
     def facts(self) -> dict[str, Any]:
-        """What /health shows."""
+        """Return what /health shows."""
         routable = sum(workers.table.routable_count for workers in self.directory.sets.values())
-        # Who asks a fleet is answered once a worker has come, and none comes before somebody asks.
+        # A fleet starts a worker only for a request: it is ready without one.
         ready = routable or self.directory.is_fleet
         status = "draining" if self.draining else "ready" if ready else "no_worker"
         return {
@@ -123,10 +125,10 @@ class Pages:
             "store": self.store_state(),
             "level": self.level(),
             "streams": self.streams(),
-            "held": sum(self._held().values()) + (len(self.requests.lobby) if self.requests is not None else 0),
+            "held": sum(self._held().values()) + (len(self.requests.pending) if self.requests is not None else 0),
             "resumed_total": sum(self.dispatcher.stats.resumed.values()),
             "models": sorted(self.directory.models()),
-            "seams": [_seam(seam) for seam in self.dispatcher.stats.seams],
+            "seams": [_failure(failure) for failure in self.dispatcher.stats.failures],
             "workers": [self._worker(*watched) for watched in self.roster.watchers.items()],
             "unwritten": UNWRITTEN.words,
         }
@@ -136,7 +138,7 @@ class Pages:
         return {
             "instance": f"{link.slot.name:x}",
             "name": link.instance.name,
-            "verdict": str(watcher.judge.verdict),
+            "verdict": str(watcher.judge.state),
             "reason": objection or watcher.judge.reason,
             "streams": len(link.streams),
             "active": not objection,
@@ -149,7 +151,7 @@ class Pages:
         }
 
     def _waiting_for(self) -> str:
-        """Why nobody can serve just now, naming who may soon, and who may not."""
+        """Return why no worker can serve now, naming standbys and workers that may not serve."""
         unfit = [link for link in self.roster.watchers if link.workers is not None and link.active and link.objection]
         if unfit:
             named = "; ".join(f"{link.instance.name}: {link.objection}" for link in unfit[:UNFIT_NAMED_MAX])
@@ -160,9 +162,17 @@ class Pages:
         return "no worker that can serve" if self.roster.watchers else "no worker is known"
 
 
-def _seam(seam: Seam) -> dict[str, Any]:
-    """One failure of a worker, as its streams saw it."""
-    shown = {"instance": f"{seam.place.worker:x}", "epoch": seam.place.epoch, "fall": seam.place.fall}
-    shown |= {"survived": seam.survived, "streams": seam.streams, "lost": seam.lost, "replayed": seam.replayed}
-    shown |= {"recomputed": seam.recomputed, "to": seam.to}
-    return shown | {"worst_gap_ms": round(seam.worst_s * 1000, 1)}
+def _failure(failure: WorkerFailure) -> dict[str, Any]:
+    """Return one failure of a worker as JSON, with what it cost the streams on that worker."""
+    return {
+        "instance": f"{failure.place.worker:x}",
+        "epoch": failure.place.epoch,
+        "fall": failure.place.fall,
+        "survived": failure.survived,
+        "streams": failure.streams,
+        "lost": failure.lost,
+        "replayed": failure.replayed,
+        "recomputed": failure.recomputed,
+        "to": failure.to,
+        "worst_gap_ms": round(failure.worst_s * 1000, 1),
+    }

@@ -7,12 +7,13 @@ as much (facts 33).
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from holdfast.core.requests import TokenLogprobs
-from holdfast.frontend.choice import Choice
+from holdfast.frontend.api.request import Usage
 from holdfast.frontend.text.detokenizer import TokenTable
 
 encode = msgspec.json.encode
@@ -20,54 +21,54 @@ encode = msgspec.json.encode
 Gathered = list[tuple[int, TokenLogprobs]]
 
 
-# What nearly every chunk says besides its text: vLLM's clients read these fields without asking whether they are there.
+@dataclass(frozen=True, slots=True)
+class ReplyShape:
+    """The kind of answer that the client asked for."""
+
+    chat: bool
+    response_id: str
+    created: int
+    model: str
+    usage: Usage
+    token_ids: bool
+    logprobs: bool
+    deterministic: bool
+
+
+# The fields of nearly every chunk besides its text: vLLM's clients read them without checking that they exist.
 _NULLS = b',"logprobs":null,"finish_reason":null,"stop_reason":null,"token_ids":null'
 
 
 class ChunkTemplate:
     """The constant parts of one choice's chunks."""
 
-    __slots__ = ("_after", "_before", "_plain_after", "_plain_before", "chat")
+    __slots__ = ("_after", "_before", "_plain_after", "_plain_before")
 
-    def __init__(self, chat: bool, response_id: str, created: int, model: str, index: int, usage_null: bool) -> None:
-        self.chat = chat
-        kind = b"chat.completion.chunk" if chat else b"text_completion"
-        self._before = b'data: {"id":%b,"object":"%b","created":%d,"model":%b,"choices":[{"index":%d,' % (
-            encode(response_id),
-            kind,
-            created,
-            encode(model),
-            index,
-        )
-        self._after = b'"usage":null}\n\n' if usage_null else b"}\n\n"
-        tail = b"," + self._after if usage_null else self._after
-        self._plain_before = self._before + (b'"delta":{"content":' if chat else b'"text":')
-        self._plain_after = (b"}" if chat else b"") + _NULLS + b"}]" + tail
+    def __init__(self, shape: ReplyShape, index: int) -> None:
+        head = encode(_head(shape)).removesuffix(b"}")
+        self._before = b'data: %b,"choices":[{"index":%d,' % (head, index)
+        self._after = b',"usage":null}\n\n' if shape.usage is Usage.LAST else b"}\n\n"
+        self._plain_before = self._before + (b'"delta":{"content":' if shape.chat else b'"text":')
+        self._plain_after = (b"}" if shape.chat else b"") + _NULLS + b"}]" + self._after
 
     def plain(self, text: str) -> bytes:
-        """Text and nothing else: nearly every chunk."""
+        """Return a chunk with only text, the kind of nearly every chunk."""
         return self._plain_before + encode(text) + self._plain_after
 
     def role(self, extra: dict[str, Any]) -> bytes:
-        """The first chunk of a chat choice."""
+        """Return the first chunk of a chat choice."""
         delta = {"role": "assistant", "content": ""}
         return self.full({"delta": delta, "logprobs": None, "finish_reason": None}, extra)
 
     def full(self, choice: dict[str, Any], extra: dict[str, Any]) -> bytes:
-        """Any chunk, from the choice's fields after `index` and the response's further fields."""
+        """Return any chunk, from the choice's fields after `index` and the response's further fields."""
         fields = b"".join(b",%b:%b" % (encode(key), encode(value)) for key, value in extra.items())
-        tail = b"," + self._after if self._after.startswith(b'"') else self._after
-        return self._before + encode(choice)[1:] + b"]" + fields + tail
+        return self._before + encode(choice)[1:] + b"]" + fields + self._after
 
 
-def end_of(choice: Choice, logprobs: Any, token_ids: list[int] | None) -> dict[str, Any]:
-    """What a choice says besides its text, whole or in a chunk."""
-    return {
-        "logprobs": logprobs,
-        "finish_reason": choice.finish,
-        "stop_reason": choice.stop_reason,
-        "token_ids": token_ids,
-    }
+def _head(shape: ReplyShape) -> dict[str, Any]:
+    kind = "chat.completion.chunk" if shape.chat else "text_completion"
+    return {"id": shape.response_id, "object": kind, "created": shape.created, "model": shape.model}
 
 
 def chat_logprobs(gathered: Gathered, table: TokenTable) -> dict[str, Any]:
@@ -85,7 +86,7 @@ def _labelled(token: int, logprob: float, table: TokenTable) -> dict[str, Any]:
 
 
 class TextOffsets:
-    """Where in a completion's text each token starts; a token inside a character starts where the character does."""
+    """Computes where in a completion's text each token starts; a token inside a character starts where that does."""
 
     __slots__ = ("_decode", "_next")
 
@@ -100,7 +101,7 @@ class TextOffsets:
 
 
 def completion_logprobs(gathered: Gathered, table: TokenTable, offsets: TextOffsets) -> dict[str, Any]:
-    """The chosen token is always among the top ones, as OpenAI has it."""
+    """Return the logprobs; the chosen token is always among the top ones, as in OpenAI's API."""
     return {
         "text_offset": [offsets.take(table.bytes_of(token)) for token, _ in gathered],
         "token_logprobs": [entry.logprob for _, entry in gathered],
@@ -113,8 +114,8 @@ def completion_logprobs(gathered: Gathered, table: TokenTable, offsets: TextOffs
 
 
 def _name(token: int, table: TokenTable) -> str:
-    """A token as a completion's logprobs call it; OpenAI's way with one that is no text by itself, so that two such
-    tokens have two names."""
+    """Return a token's name in a completion's logprobs. Tokens that are no text by themselves are named by their bytes,
+    as in OpenAI's API, so that two of them have two names."""
     text, data = table.label(token)
     return text if "\ufffd" not in text else "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
@@ -127,8 +128,6 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
     }
 
 
-def usage_chunk(chat: bool, response_id: str, created: int, model: str, extra: dict[str, Any]) -> bytes:
-    """The chunk without choices that closes a stream asked to include usage."""
-    kind = "chat.completion.chunk" if chat else "text_completion"
-    body = {"id": response_id, "object": kind, "created": created, "model": model, "choices": [], **extra}
-    return b"data: " + encode(body) + b"\n\n"
+def usage_chunk(shape: ReplyShape, extra: dict[str, Any]) -> bytes:
+    """Return the chunk without choices that closes a stream asked to include usage."""
+    return b"data: " + encode(_head(shape) | {"choices": [], **extra}) + b"\n\n"

@@ -1,1 +1,1 @@
-"""Whether processes are alive, and what traffic workers have earned: pure judges, and the watcher that feeds one."""
+"""Decides whether processes are alive and how much traffic each worker gets: pure state machines, and their inputs."""

@@ -1,24 +1,27 @@
-"""One worker's circuit breaker: when its own failures take it out of traffic, and how it is let back. Pure: no I/O, no
-clock (`now_s` is passed in, and never goes back), no randomness but what is injected.
+"""The circuit breaker of one worker stops its traffic after too many failures, and admits it again once canaries pass.
+Pure: no I/O, no clock (`now_s` is passed in, and never goes back), no randomness but what is injected.
 
-Theory (facts 13). Only what is the worker's fault is counted: `blame` says whether an attempt's end is, and there is no
-event for anything else, so a client's mistake, a refusal for want of room or a cancelled request cannot open a breaker
-in any order of events. A run of failures opens it, and so does a rate of them, for a worker that fails every fifth
-request has no runs. While it is open nobody's word counts: what still ends then began before. It rests, longer each
-time it opens again soon, and is then tried with canaries, never with customers: exactly `canaries` of them are
-asked for, all must pass, and one that fails or stays away opens it again.
+Theory (facts 13). Only the worker's own faults count. `blame` decides whether an attempt ended by such a fault; a
+client's mistake, a refusal by a full worker or a cancelled request cannot open a breaker. It opens after several
+failures in a row, or at a high failure rate: a worker that fails every fifth request has no failures in a row. While
+the breaker is open, attempts are not counted, because they began before it opened. After a pause the breaker requests
+exactly `canaries` canaries; clients' requests never test a worker. If all pass, it closes. If one fails or is not
+answered, it opens again. Each opening soon after the last one doubles the pause.
 
-What is counted comes from several frontends, as counts and without an order. Whoever feeds it therefore tells what all
-of them saw in an interval as one event; a success anywhere in it ends the run, and so do tokens that an attempt made
-since the last failure (long streams end seldom); the rate speaks for the rest. A failure that follows its request to
-another worker was the request's, and is taken back.
+Counts come from several frontends and without an order, so the caller passes the counts of one interval as one event.
+A success in the interval ends a run of failures. So do tokens of a running attempt, because long streams rarely end. A
+mix of failures and successes can still open the breaker by its rate. If a request fails on this worker and then on
+another one too, the request was at fault, and its failure here is subtracted again.
 
-Where no other worker serves, a rest would be an outage: the breaker is probed (`Probe`) at once and every few seconds,
-and a probe that fails makes no rest longer.
+Where no other worker serves, a pause would be an outage. The caller then sends `BreakerProbe` at once and every few
+seconds; a failed probe does not lengthen the pause.
 
-Always true: `TABLE` is every change of state; customers are admitted in CLOSED only; HALF_OPEN asks for exactly its
-number of canaries; an answer that was not asked for, or comes twice or late, changes nothing; a breaker restored from
-its record admits nobody whom the old one did not.
+Always true:
+- `TABLE` contains every change of state.
+- Clients' requests are admitted in CLOSED only.
+- HALF_OPEN requests exactly its number of canaries.
+- An unrequested, repeated or late canary answer changes nothing.
+- A breaker restored from its record admits no request that the old one did not.
 """
 
 from __future__ import annotations
@@ -32,55 +35,58 @@ from typing import Annotated
 from msgspec import Meta
 
 from holdfast.core.errors import Code
+from holdfast.core.ports import DeadlineReached
 from holdfast.health.bounds import Count, UnixS
 
-# By rate: failures in the last WINDOW_S, at least so many, of at least so many attempts, and at least this share.
-# A healthy worker's share is about 0, because only its own failures count; one that fails every fifth request must be
-# found. 0.1 is half of that, so that chance does not decide it: at 1 in 5 the rule misses 1 in 100 windows of 60
-# attempts and 2 in 1,000 of 100. Fewer than 20 attempts a minute make no rate: there the run must do.
+# The rate rule counts failures in the last WINDOW_S: at least RATE_FAILURES_MIN of them, in at least RATE_ATTEMPTS_MIN
+# attempts, and at least the share RATE_MIN. A healthy worker's share is about 0, because only its own failures count; a
+# worker that fails every fifth request must be found. 0.1 is half of that, so that chance does not decide: at 1 in 5
+# the rule misses 1 in 100 windows of 60 attempts and 2 in 1,000 of 100. With fewer than 20 attempts a minute only
+# failures in a row open the breaker.
 WINDOW_S = 60.0
 WINDOW_SLOT_S = 5.0  # the window moves in steps: twelve pairs of numbers instead of every attempt
-RATE_FAILURES_MIN = 5  # 2 of 20 would be a share of 0.1 too, and chance
+RATE_FAILURES_MIN = 5  # 2 of 20 would be a share of 0.1 too, but may be chance
 RATE_ATTEMPTS_MIN = 20
 RATE_MIN = 0.1
 
-# Each opening soon after the last doubles the rest, up to ten minutes: a mended worker is found within that.
+# Each opening soon after the last doubles the pause, up to ten minutes: a repaired worker is found within that.
 OPEN_S_MAX = 600.0
-# Up to this much longer, never shorter: workers that failed together are not tried together.
+# A pause is up to this share longer, never shorter, so that workers that failed together are not tested together.
 JITTER_MAX = 0.2
-# A canary that is not answered by then has failed: longer than one takes with its retries; whoever sent it may be gone.
+# A canary without an answer after this time has failed: longer than a canary takes with its retries. Its sender may
+# have exited.
 CANARY_S = 60.0
 
 
-class State(IntEnum):
-    """The numbers are those of the metric."""
+class BreakerState(IntEnum):
+    """The breaker's state. The numbers are the metric's values."""
 
-    CLOSED = 0  # customers are admitted
-    OPEN = 1  # nobody is
-    HALF_OPEN = 2  # canaries are out
+    CLOSED = 0  # clients' requests are admitted
+    OPEN = 1  # no request is admitted
+    HALF_OPEN = 2  # canaries were requested and are not yet answered
 
 
-class Cause(StrEnum):
+class BreakerCause(StrEnum):
     TOO_MANY = "too-many"  # failures in a row, or too large a share
-    RESTED = "rested"  # its time is over
-    PASSED = "passed"  # every canary
+    RESTED = "rested"  # the pause is over
+    PASSED = "passed"  # every canary passed
     NOT_PASSED = "not-passed"  # a canary failed, or was not answered
-    RENEWED = "renewed"  # another process, or a fresh load
+    RENEWED = "renewed"  # the worker is another process, or loaded its weights again
 
 
-TABLE: dict[State, dict[Cause, State]] = {
-    State.CLOSED: {Cause.TOO_MANY: State.OPEN, Cause.RENEWED: State.CLOSED},
-    State.OPEN: {Cause.RESTED: State.HALF_OPEN, Cause.RENEWED: State.CLOSED},
-    State.HALF_OPEN: {
-        Cause.PASSED: State.CLOSED,
-        Cause.NOT_PASSED: State.OPEN,
-        Cause.RENEWED: State.CLOSED,
+TABLE: dict[BreakerState, dict[BreakerCause, BreakerState]] = {
+    BreakerState.CLOSED: {BreakerCause.TOO_MANY: BreakerState.OPEN, BreakerCause.RENEWED: BreakerState.CLOSED},
+    BreakerState.OPEN: {BreakerCause.RESTED: BreakerState.HALF_OPEN, BreakerCause.RENEWED: BreakerState.CLOSED},
+    BreakerState.HALF_OPEN: {
+        BreakerCause.PASSED: BreakerState.CLOSED,
+        BreakerCause.NOT_PASSED: BreakerState.OPEN,
+        BreakerCause.RENEWED: BreakerState.CLOSED,
     },
 }
 
 
-class Kind(StrEnum):
-    """How a worker can fail an attempt: there is no name for what is not its fault."""
+class FailureKind(StrEnum):
+    """The ways in which a worker can fail an attempt by its own fault."""
 
     DISCONNECTED = "disconnected"
     TIMEOUT = "timed out"
@@ -90,209 +96,188 @@ class Kind(StrEnum):
     ENGINE_ERROR = "engine error"
 
 
-_BLAME: dict[str, Kind | None] = {
-    Code.CANNOT_CONNECT: Kind.DISCONNECTED,
-    Code.DISCONNECTED: Kind.DISCONNECTED,
-    Code.CONNECTION_TIMEOUT: Kind.TIMEOUT,
-    Code.RESPONSE_TIMEOUT: Kind.STALLED,
-    Code.STREAM_INCOMPLETE: Kind.TRUNCATED,
-    Code.EMPTY_ANSWER: Kind.ZERO_TOKENS,
-    Code.ENGINE_SHUTDOWN: Kind.ENGINE_ERROR,
-    Code.WORKER_OVERLOADED: None,  # it is full
+_BLAME: dict[str, FailureKind | None] = {
+    Code.CANNOT_CONNECT: FailureKind.DISCONNECTED,
+    Code.DISCONNECTED: FailureKind.DISCONNECTED,
+    Code.CONNECTION_TIMEOUT: FailureKind.TIMEOUT,
+    Code.RESPONSE_TIMEOUT: FailureKind.STALLED,
+    Code.STREAM_INCOMPLETE: FailureKind.TRUNCATED,
+    Code.EMPTY_ANSWER: FailureKind.ZERO_TOKENS,
+    Code.ENGINE_SHUTDOWN: FailureKind.ENGINE_ERROR,
+    Code.WORKER_OVERLOADED: None,  # the worker is full
     Code.RESOURCE_EXHAUSTED: None,
     Code.NO_WORKER: None,
     Code.REPLACED: None,
     Code.MODEL_UNAVAILABLE: None,
-    Code.PUSHED_OUT: None,  # for one that matters more
-    Code.CANCELLED: None,  # its client left
-    Code.INVALID_REQUEST: None,  # its client's mistake
-    Code.POISONED: None,  # the request's; the deaths it caused were counted one by one
+    Code.PUSHED_OUT: None,  # by a request of higher priority
+    Code.CANCELLED: None,  # the client left
+    Code.INVALID_REQUEST: None,  # the client's mistake
+    Code.POISONED: None,  # the request is at fault; the worker deaths that it caused were counted one by one
     Code.INTERNAL: None,  # the frontend's own bug
 }
 
 
-def blame(code: str | None, *, tokens: int, finish: str | None, handed_back: bool = False) -> Kind | None:
-    """What the worker did wrong in an attempt that ended so, or None. `code`: of its failure, if it had one; `tokens`:
-    made in this attempt, an end-of-text token among them; `finish`: why the stream ended, whoever ended it;
-    `handed_back`: the worker gave it back because it was told to stop. A code nobody knows is the worker's own."""
+def blame(code: str | None, *, tokens: int, finish: str | None, handed_back: bool = False) -> FailureKind | None:
+    """Return how the worker failed an attempt, or None if it is not at fault. `code`: the code of the failure, if any;
+    `tokens`: made in this attempt, an end-of-text token included; `finish`: why the stream ended; `handed_back`: the
+    worker returned the request because it was asked to stop. An unknown code counts as the worker's fault."""
     if handed_back:
         return None
     if code is not None:
-        return _BLAME.get(code, Kind.ENGINE_ERROR)
+        return _BLAME.get(code, FailureKind.ENGINE_ERROR)
     if finish is None:
-        return Kind.TRUNCATED
-    return None if tokens else Kind.ZERO_TOKENS
+        return FailureKind.TRUNCATED
+    return None if tokens else FailureKind.ZERO_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What a person may set."""
-
-    failures: int = 3  # in a row; one or two happen to a worker beside a failover
-    open_s: float = 60.0  # the first rest, in seconds
-    canaries: int = 1  # that HALF_OPEN asks for, and that must all pass
+class BreakerLimits:
+    failures: int = 3  # in a row; one or two can be caused by another worker's failover
+    open_s: float = 60.0  # the first pause, in seconds
+    canaries: int = 1  # canaries that HALF_OPEN requests; all must pass
 
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """What became of attempts since the last such event, as all frontends saw it. The streams that one broken
-    connection or one stall took are one failure: they have one cause, and sixteen at once are not sixteen in a row."""
+    """The results of attempts since the last such event, summed over all frontends. Streams that failed by the same
+    broken connection or stall count as one failure: sixteen at once are not sixteen in a row."""
 
     succeeded: int = 0
-    failed: Mapping[Kind, int] = field(default_factory=dict)
+    failed: Mapping[FailureKind, int] = field(default_factory=dict)
     outlived: int = 0  # failures after which an attempt made tokens there
     excused: int = 0  # failures, counted before, that followed their request to another worker
 
 
 @dataclass(frozen=True, slots=True)
 class CanaryAnswered:
-    """The canary of that number passed, or failed."""
-
     number: int
     passed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """The worker loaded afresh: what its former self did is not held against it."""
+    """The worker loaded its weights again: earlier failures no longer count."""
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    """No other worker serves: try it with canaries now, whatever is left of its rest."""
+class BreakerProbe:
+    """No other worker serves: request canaries now, even if the pause is not over."""
+
+
+BreakerEvent = Attempts | CanaryAnswered | Renewed | BreakerProbe | DeadlineReached
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """`next_deadline_s` has come."""
-
-
-Event = Attempts | CanaryAnswered | Renewed | Probe | Tick
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """No customers from now on; canaries at the earliest after `rest_s`."""
+class BreakerOpened:
+    """The worker gets no more clients' requests; canaries are sent after `rest_s` at the earliest."""
 
     reason: str
     rest_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class AskCanary:
-    """Send one canary, at once, and tell how it went by this number."""
+class SendTrialCanary:
+    """Send one canary at once, and report its result under this number."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
-    """Customers again."""
-
+class BreakerClosed:
     reason: str
 
 
-Effect = Opened | AskCanary | Closed
+BreakerEffect = BreakerOpened | SendTrialCanary | BreakerClosed
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """What must outlive the process that keeps the breaker; plain data. Counts are not in it: they come again."""
+class BreakerRecord:
+    """The stored part of a breaker; plain data. Counts are not stored: frontends report them again."""
 
-    state: int = State.CLOSED
+    state: int = BreakerState.CLOSED
     reason: str = ""
-    until_s: UnixS = 0.0  # of an open one
-    rest_s: Annotated[float, Meta(ge=0.0, le=OPEN_S_MAX)] = 0.0  # the last rest, less its jitter; 0: none yet
+    until_s: UnixS = 0.0  # when the pause ends, if the breaker is open
+    rest_s: Annotated[float, Meta(ge=0.0, le=OPEN_S_MAX)] = 0.0  # the last pause, without its jitter; 0: none yet
     closed_s: UnixS = 0.0  # when it closed last
     asked: Count = 0  # the last canary's number
 
 
 class Breaker:
-    """One worker's. `jitter` draws from [0, 1)."""
+    """Counts one worker's failures and decides when it gets no traffic. `jitter` draws from [0, 1)."""
 
-    __slots__ = (
-        "_asked", "_closed_s", "_jitter", "_limits", "_out", "_probed", "_rest_s", "_run", "_until_s", "_window",
-        "name", "reason", "state",
-    )  # fmt: skip
-
-    def __init__(self, name: str, jitter: Callable[[], float], limits: Limits | None = None) -> None:
+    def __init__(self, name: str, jitter: Callable[[], float], limits: BreakerLimits | None = None) -> None:
         self.name = name
-        self.state = State.CLOSED
+        self.state = BreakerState.CLOSED
         self.reason = ""
-        self._limits = limits or Limits()
+        self._limits = limits or BreakerLimits()
         self._jitter = jitter
         self._run = 0  # failures in a row
         self._window: deque[list[int]] = deque()  # [slot of time, attempts, failures], oldest first
-        self._until_s = 0.0  # OPEN: the end of its rest; HALF_OPEN: by when canaries must be back
+        self._until_s = 0.0  # OPEN: the end of the pause; HALF_OPEN: the deadline of the canaries
         self._rest_s = 0.0
         self._closed_s = 0.0
         self._asked = 0
-        self._out: set[int] = set()  # canaries that are not back
-        self._probed = False  # they were asked for before its rest was over
+        self._out: set[int] = set()  # canaries without an answer yet
+        self._probed = False  # they were requested before the pause was over
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.state.name.lower()}" + (f" ({self.reason})" if self.reason else "")
 
     @property
     def admits(self) -> bool:
-        """Whether customers' requests may go there."""
-        return self.state is State.CLOSED
+        return self.state is BreakerState.CLOSED
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When a `Tick` is due, if nothing else happens before."""
-        return None if self.state is State.CLOSED else self._until_s
+        return None if self.state is BreakerState.CLOSED else self._until_s
 
-    def record(self) -> Record:
-        return Record(self.state, self.reason, self._until_s, self._rest_s, self._closed_s, self._asked)
+    def record(self) -> BreakerRecord:
+        return BreakerRecord(self.state, self.reason, self._until_s, self._rest_s, self._closed_s, self._asked)
 
-    def restore(self, record: Record, now_s: float) -> None:
-        """Go on from what another process wrote down. Canaries that it had out are not waited for: a half-open breaker
-        asks for its own. Its clock may have been another: no rest becomes longer than the longest."""
-        assert self.state is State.CLOSED, self
+    def restore(self, record: BreakerRecord, now_s: float) -> None:
+        """Continue from another process's record. A half-open breaker requests its own canaries and ignores those of
+        the other process. The other clock may have differed, so no pause becomes longer than the maximum."""
+        assert self.state is BreakerState.CLOSED, self
         self.reason, self._rest_s, self._asked = record.reason, record.rest_s, record.asked
         self._closed_s = min(record.closed_s, now_s)
-        if record.state == State.CLOSED:
+        if record.state == BreakerState.CLOSED:
             return
-        self.state = State.OPEN
+        self.state = BreakerState.OPEN
         longest_s = now_s + OPEN_S_MAX * (1 + JITTER_MAX)
-        self._until_s = now_s if record.state == State.HALF_OPEN else min(record.until_s, longest_s)
+        self._until_s = now_s if record.state == BreakerState.HALF_OPEN else min(record.until_s, longest_s)
 
-    def step(self, event: Event, now_s: float) -> tuple[Effect, ...]:
-        """Take what happened; what is to be done, in order."""
+    def step(self, event: BreakerEvent, now_s: float) -> tuple[BreakerEffect, ...]:
         match event:
             case Attempts():
                 return self._count(event, now_s)
             case CanaryAnswered():
-                return self._hear(event, now_s)
+                return self._on_canary_answer(event, now_s)
             case Renewed():
-                return self._become_closed(Cause.RENEWED, "a fresh load", now_s)
-            case Probe():
-                return self._become_half_open(now_s, probed=True) if self.state is State.OPEN else ()
-            case Tick():
+                return self._become_closed(BreakerCause.RENEWED, "a fresh load", now_s)
+            case BreakerProbe():
+                return self._become_half_open(now_s, probed=True) if self.state is BreakerState.OPEN else ()
+            case DeadlineReached():
                 return self._tick(now_s)
 
-    def _count(self, event: Attempts, now_s: float) -> tuple[Effect, ...]:
+    def _count(self, event: Attempts, now_s: float) -> tuple[BreakerEffect, ...]:
         failures = sum(event.failed.values())
-        if self.state is not State.CLOSED:
+        if self.state is not BreakerState.CLOSED:
             return ()
         self._excuse(event.excused)
-        if event.succeeded or event.outlived:
-            self._run = 0
+        self._run = 0 if event.succeeded or event.outlived else self._run + failures
         if event.succeeded + failures == 0:
             return ()
-        self._run = 0 if event.succeeded or event.outlived else self._run + failures
         self._remember(event.succeeded + failures, failures, now_s)
         if not failures:
             return ()
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(event.failed.items()) if count)
         if self._run >= self._limits.failures:
-            return self._become_open(Cause.TOO_MANY, f"{self._run} failures in a row, the last: {kinds}", now_s)
+            return self._become_open(BreakerCause.TOO_MANY, f"{self._run} failures in a row, the last: {kinds}", now_s)
         attempts = sum(slot[1] for slot in self._window)
         failed = sum(slot[2] for slot in self._window)
         if failed >= RATE_FAILURES_MIN and attempts >= RATE_ATTEMPTS_MIN and failed >= RATE_MIN * attempts:
             why = f"{failed} of {attempts} attempts failed within {WINDOW_S:g} s, the last: {kinds}"
-            return self._become_open(Cause.TOO_MANY, why, now_s)
+            return self._become_open(BreakerCause.TOO_MANY, why, now_s)
         return ()
 
     def _excuse(self, failures: int) -> None:
@@ -310,55 +295,55 @@ class Breaker:
         self._window[-1][1] += attempts
         self._window[-1][2] += failures
 
-    def _hear(self, event: CanaryAnswered, now_s: float) -> tuple[Effect, ...]:
+    def _on_canary_answer(self, event: CanaryAnswered, now_s: float) -> tuple[BreakerEffect, ...]:
         if event.number not in self._out:
             return ()
         self._out.discard(event.number)
         if not event.passed:
-            return self._become_open(Cause.NOT_PASSED, "it failed the canary that was to let it back", now_s)
-        return () if self._out else self._become_closed(Cause.PASSED, "it passed the canary", now_s)
+            return self._become_open(BreakerCause.NOT_PASSED, "it failed the canary that was to let it back", now_s)
+        return () if self._out else self._become_closed(BreakerCause.PASSED, "it passed the canary", now_s)
 
-    def _tick(self, now_s: float) -> tuple[Effect, ...]:
-        if self.state is State.CLOSED or now_s < self._until_s:
+    def _tick(self, now_s: float) -> tuple[BreakerEffect, ...]:
+        if self.state is BreakerState.CLOSED or now_s < self._until_s:
             return ()
-        if self.state is State.HALF_OPEN:
-            return self._become_open(Cause.NOT_PASSED, f"no answer to a canary within {CANARY_S:g} s", now_s)
+        if self.state is BreakerState.HALF_OPEN:
+            return self._become_open(BreakerCause.NOT_PASSED, f"no answer to a canary within {CANARY_S:g} s", now_s)
         return self._become_half_open(now_s)
 
     # -- transitions, named by where they go
 
-    def _turn(self, cause: Cause) -> None:
+    def _change_state(self, cause: BreakerCause) -> None:
         self.state = TABLE[self.state][cause]
         self._run = 0
         self._window.clear()
         self._out.clear()
 
-    def _become_open(self, cause: Cause, why: str, now_s: float) -> tuple[Effect, ...]:
-        # Closed for longer than it had rested, it has paid for that; sooner, it was let back too early.
-        soon = cause is Cause.NOT_PASSED or (self._rest_s > 0.0 and now_s - self._closed_s < self._rest_s)
-        if not (cause is Cause.NOT_PASSED and self._probed):
+    def _become_open(self, cause: BreakerCause, why: str, now_s: float) -> tuple[BreakerEffect, ...]:
+        # If it was closed for longer than the last pause, the pause starts from the minimum again; else it doubles.
+        soon = cause is BreakerCause.NOT_PASSED or (self._rest_s > 0.0 and now_s - self._closed_s < self._rest_s)
+        if not (cause is BreakerCause.NOT_PASSED and self._probed):
             self._rest_s = min(2 * self._rest_s if soon else self._limits.open_s, OPEN_S_MAX)
-        self._turn(cause)
+        self._change_state(cause)
         self.reason = why
         rest_s = self._rest_s * (1 + JITTER_MAX * self._jitter())
         self._until_s = now_s + rest_s
-        return (Opened(why, rest_s),)
+        return (BreakerOpened(why, rest_s),)
 
-    def _become_half_open(self, now_s: float, *, probed: bool = False) -> tuple[Effect, ...]:
-        self._turn(Cause.RESTED)
+    def _become_half_open(self, now_s: float, *, probed: bool = False) -> tuple[BreakerEffect, ...]:
+        self._change_state(BreakerCause.RESTED)
         self._probed = probed
         self._until_s = now_s + CANARY_S
         first = self._asked + 1
         self._asked += self._limits.canaries
         numbers = range(first, self._asked + 1)
         self._out.update(numbers)
-        return tuple(AskCanary(number) for number in numbers)
+        return tuple(SendTrialCanary(number) for number in numbers)
 
-    def _become_closed(self, cause: Cause, why: str, now_s: float) -> tuple[Effect, ...]:
+    def _become_closed(self, cause: BreakerCause, why: str, now_s: float) -> tuple[BreakerEffect, ...]:
         was = self.state
-        self._turn(cause)
+        self._change_state(cause)
         self.reason = ""
         self._closed_s = now_s
-        if cause is Cause.RENEWED:
+        if cause is BreakerCause.RENEWED:
             self._rest_s = 0.0
-        return () if was is State.CLOSED else (Closed(why),)
+        return () if was is BreakerState.CLOSED else (BreakerClosed(why),)

@@ -1,22 +1,24 @@
-"""What fault reports of GPUs and NVLink switches mean for the workers on them: tables of Xid numbers, of SXid numbers
-and of error names. Pure.
+"""Maps fault reports of GPUs and NVLink switches to a severity, by tables of Xid numbers, SXid numbers and error names.
+Pure.
 
 Theory. A driver reports a fault as an *Xid*: a number in a line of the kernel's log, or in an event of its management
-library (NVML). Most numbers say that one process did something wrong: it dies of it and everybody else on the device
-goes on (facts 4), so they say nothing that the process's own end does not say better. Some say that the device must be
-reset before its memory or its engines can be trusted: work leaves it by plan. A few say that the device is not there
-any more, or that its memory holds wrong bytes: work leaves it at once. The rows follow NVIDIA's catalogue of Xids for
-data-centre GPUs since Ampere: "restart the application" and "ignore" are IGNORABLE, "reset the GPU" is RESET_NEEDED,
-"restart the machine" is FATAL, and so is a memory error that is neither corrected nor contained.
+library (NVML). There are three kinds:
+- IGNORABLE: one process did something wrong. It dies, the others on the device continue (facts 4), and its end is
+  noticed anyway. This is the most frequent kind.
+- RESET_NEEDED: the device must be reset before its memory or its engines can be trusted. Its workers are drained.
+- FATAL: the device is gone, or its memory holds wrong bytes. Streams move at once.
+The rows follow NVIDIA's catalogue of Xids for data-centre GPUs since Ampere: "restart the application" and "ignore" are
+IGNORABLE, "reset the GPU" is RESET_NEEDED, "restart the machine" is FATAL, and so is a memory error that was not
+corrected and not contained.
 
-A number that is in no row is IGNORABLE, and is told as unknown: drivers add numbers, most of them for people to read,
-and a worker whose device does fail is found by what it does (facts 24).
+A number without a row is IGNORABLE, and is reported as unknown. Drivers add numbers, most of them for people to read,
+and a worker on a failing device is found by its own failures (facts 24).
 
-An NVLink switch reports its faults as *SXids*, in lines that say themselves whether the fault is fatal. A switch is no
-worker's device: its fault concerns every worker on that machine that has several GPUs (`SWITCHES`). A fatal one stops a
+An NVLink switch reports its faults as *SXids*, in lines that say whether the fault is fatal. A switch belongs to no
+worker: its fault counts against every worker on that machine that has several GPUs (`SWITCHES`). A fatal SXid stops one
 port, and switches and GPUs are reset together: RESET_NEEDED. A few numbers stop the whole fabric: FATAL.
 
-Always true: a line that is neither an Xid's nor an SXid's is None; nothing here raises on any text.
+Always true: a line that reports no Xid and no SXid gives None; no text makes a function here raise.
 """
 
 from __future__ import annotations
@@ -28,28 +30,27 @@ from typing import Protocol
 
 
 class Severity(StrEnum):
-    """What follows for the workers on the device."""
+    """What a fault means for the workers on the device."""
 
-    FATAL = "fatal"  # it is gone, or its memory holds wrong bytes: streams move now
-    RESET_NEEDED = "reset needed"  # it computes, and must be reset before it is trusted: streams leave by plan
-    IGNORABLE = "ignorable"  # one process's affair, or for people to read
+    FATAL = "fatal"  # the device is gone, or its memory holds wrong bytes: streams move now
+    RESET_NEEDED = "reset needed"  # the device computes, but must be reset to be trusted: workers are drained
+    IGNORABLE = "ignorable"  # the fault concerns one process, or is for people to read
 
 
 F, R, I = Severity.FATAL, Severity.RESET_NEEDED, Severity.IGNORABLE  # noqa: E741
 
-# number: (what follows, what it says). "One process" is the one that is named in the line.
+# number: (severity, meaning). "One process" is the one that the line names.
 XIDS: dict[int, tuple[Severity, str]] = {
+    **dict.fromkeys((11, 25), (I, "one process sent an invalid stream of commands")),
+    **dict.fromkeys((39, 40, 41, 70, 71, 72, 75, 76, 77), (I, "one process's copy failed")),
+    **dict.fromkeys((66, 67), (I, "illegal access by the driver")),
+    **dict.fromkeys((106, 107), (I, "test message")),
     8: (I, "one process's channel stopped"),
-    11: (I, "one process sent an invalid stream of commands"),
     13: (I, "one process's kernel failed"),
-    25: (I, "one process sent an invalid stream of commands"),
     31: (I, "one process touched memory that is not mapped"),
     32: (I, "one process sent a corrupted stream of commands"),
     37: (I, "firmware: method not known"),
     38: (I, "firmware: watchdog"),
-    39: (I, "one process's copy failed"),
-    40: (I, "one process's copy failed"),
-    41: (I, "one process's copy failed"),
     43: (I, "one process was stopped for a fault of its own"),
     44: (I, "fault while switching contexts"),
     45: (I, "one process's work was removed: it died, or another fault came before"),
@@ -59,25 +60,15 @@ XIDS: dict[int, tuple[Severity, str]] = {
     62: (R, "its power controller halted"),
     63: (I, "a row of memory was marked for remapping"),
     64: (R, "a row of memory could not be remapped"),
-    66: (I, "illegal access by the driver"),
-    67: (I, "illegal access by the driver"),
     68: (I, "the video decoder failed"),
     69: (I, "one process used a class wrongly"),
-    70: (I, "one process's copy failed"),
-    71: (I, "one process's copy failed"),
-    72: (I, "one process's copy failed"),
     74: (R, "an NVLink connection failed"),
-    75: (I, "one process's copy failed"),
-    76: (I, "one process's copy failed"),
-    77: (I, "one process's copy failed"),
     79: (F, "the GPU has fallen off the bus"),
     80: (I, "one process's commands arrived corrupted"),
     92: (I, "many memory errors of one bit, corrected"),
     93: (I, "its information memory may not be written any more"),
     94: (I, "memory error, contained to one process"),
     95: (F, "memory error, not contained"),
-    106: (I, "test message"),
-    107: (I, "test message"),
     109: (R, "switching contexts timed out"),
     110: (R, "security fault"),
     119: (R, "its system processor does not answer"),
@@ -100,7 +91,7 @@ XIDS: dict[int, tuple[Severity, str]] = {
     171: (F, "device memory error, not corrected"),
     172: (F, "on-chip memory error, not corrected"),
 }
-# By SXid number, what a line's own word (fatal or not) does not say; from NVIDIA's Fabric Manager guide.
+# SXids for which "Fatal" or "Non-fatal" in the line is not enough; from NVIDIA's Fabric Manager guide.
 _FABRIC = (F, "the NVLink fabric of this machine stopped")
 SXIDS: dict[int, tuple[Severity, str]] = {
     **dict.fromkeys((10003, 12020, 22003, 22011, *range(23001, 23018)), _FABRIC),
@@ -110,7 +101,8 @@ SWITCHES = "nvswitch"  # all NVLink switches of a machine, as one device
 # Errors of newer NVLink connections: the line says whether this one is fatal to the connection. Most are not.
 LINKS = range(144, 151)
 _FATAL_LINK = re.compile(r"(?<!non)(?<!non-)\bfatal\b", re.IGNORECASE)
-# Tells what others ask for, in words: "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)".
+# The line that names a changed recovery action: "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset
+# Required)".
 RECOVERY_CHANGED = 154
 _RECOVERY: dict[str, Severity] = {
     "none": I,
@@ -120,7 +112,7 @@ _RECOVERY: dict[str, Severity] = {
     "node reboot required": F,
 }
 
-# What the driver asks for, by NVML's number of it: until it is done, and nothing any more once it was.
+# Recovery actions that the driver requests until they are done, by NVML's number.
 RECOVERY_ACTIONS = (
     "NVML_GPU_RECOVERY_ACTION_NONE",
     "NVML_GPU_RECOVERY_ACTION_GPU_RESET",
@@ -130,8 +122,7 @@ RECOVERY_ACTIONS = (
     "NVML_GPU_RECOVERY_ACTION_GPU_RESET_BUS",
 )
 
-# Names of NVML's errors and recovery actions, as a watcher meets them. Errors that are a call's or a process's own are
-# not a device's: they are not here.
+# NVML's errors and recovery actions by name. Errors that only concern a call or a process are left out.
 NAMES: dict[str, tuple[Severity, str]] = {
     "NVML_ERROR_GPU_IS_LOST": (F, "the GPU has fallen off the bus"),
     "NVML_ERROR_GPU_NOT_FOUND": (F, "there is no such GPU any more"),
@@ -162,11 +153,10 @@ TEXT_CHARS_MAX = 200  # a reason is read by people, in one line
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """One report of one device. `number` is 0 where it came by name, and an SXid's where `device` is `SWITCHES`; `pid`
-    names whom the driver blames, or is 0.
-    `recovery`: the driver says what is to be done to the device, until it says otherwise; if it is IGNORABLE, nothing
-    is, or not any more."""
+class DeviceFault:
+    """A fault that a device reported. `number` is 0 if the fault has only a name, and an SXid if `device` is
+    `SWITCHES`; `pid` is the process that the driver blames, or 0. `recovery`: the report is the driver's current
+    recovery action; if it is IGNORABLE, the driver requires none, or none any more."""
 
     device: str
     severity: Severity
@@ -177,26 +167,26 @@ class Fault:
 
 
 class Source(Protocol):
-    """What tells of devices' faults. The real ones are `kernel_log.KernelLog` and `nvml.NvmlWatch`."""
+    """A source of device faults. Implemented by `fault_sources.KernelLog` and `fault_sources.NvmlWatch`."""
 
     name: str
 
     @property
     def state(self) -> str:
-        """What it reads, or why it cannot; for people."""
+        """Return what the source reads, or why it cannot; for people."""
 
     def start(self) -> None: ...
 
-    def poll(self) -> list[Fault]:
-        """What it heard since the last time, in order; never waits."""
+    def poll(self) -> list[DeviceFault]:
+        """Return the faults since the last call, in order, without waiting."""
 
     def stop(self) -> None:
-        """Read no more; never waits either."""
+        """Stop reading, without waiting."""
 
 
 def device_address(text: str) -> str | None:
-    """A PCI address in one spelling (`0000:3b:00`), for NVML writes it otherwise (`00000000:3B:00.0`) than the kernel's
-    log; None: it is not one."""
+    """Return a PCI address in one spelling (`0000:3b:00`); None if the text is no address. NVML writes addresses
+    differently (`00000000:3B:00.0`) than the kernel's log."""
     found = _ADDRESS.fullmatch(text.strip())
     if found is None:
         return None
@@ -204,8 +194,8 @@ def device_address(text: str) -> str | None:
     return f"{domain:04x}:{bus:02x}:{device:02x}"
 
 
-def parse_line(line: str) -> Fault | None:
-    """The fault that a line of the kernel's log tells of, if it does."""
+def parse_line(line: str) -> DeviceFault | None:
+    """Return the fault that a line of the kernel's log reports; None: it reports none."""
     if (switch := _SWITCH_LINE.search(line)) is not None:
         return _switch_fault(switch)
     found = _LINE.search(line)
@@ -216,34 +206,34 @@ def parse_line(line: str) -> Fault | None:
     return fault_of(device, int(found["number"]), found["text"], pid=int(pid["pid"]) if pid else 0)
 
 
-def _switch_fault(found: re.Match[str]) -> Fault:
+def _switch_fault(found: re.Match[str]) -> DeviceFault:
     number, fatal = int(found["number"]), found["fatal"].lower() == "fatal"
     by_word = (R, "an NVLink port failed") if fatal else (I, "an NVLink error")
     severity, meaning = SXIDS.get(number, by_word)
-    if severity is F and not fatal:  # the driver's own word, of a version that knows better
+    if severity is F and not fatal:  # the driver's line decides: its version knows better
         severity, meaning = by_word
     said = f"{found['name']} {found['address']}: {found['text'].strip(' ,')[:TEXT_CHARS_MAX]}"
-    return Fault(SWITCHES, severity, f"SXid {number}: {meaning} ({said})", number)
+    return DeviceFault(SWITCHES, severity, f"SXid {number}: {meaning} ({said})", number)
 
 
-def fault_of(device: str, number: int, text: str = "", *, pid: int = 0) -> Fault:
-    """The fault of that Xid number, as NVML's events tell it too; `text`: what the driver said besides."""
+def fault_of(device: str, number: int, text: str = "", *, pid: int = 0) -> DeviceFault:
+    """Return the fault of an Xid number, from the log or from an NVML event; `text`: the driver's own words."""
     if number == RECOVERY_CHANGED:
-        changed = _CHANGED.search(text)  # NVML tells no text with the number, and is asked for the action instead
+        changed = _CHANGED.search(text)  # NVML's events have no text; its recovery action is read instead
         action = changed["action"] if changed else "not told"
         severity = _RECOVERY.get(action.lower(), R) if changed else I
-        return Fault(device, severity, f"Xid {number}: recovery asked for: {action}", number, pid, bool(changed))
+        return DeviceFault(device, severity, f"Xid {number}: recovery asked for: {action}", number, pid, bool(changed))
     if number in LINKS:
         severity, meaning = (R, "an NVLink connection failed") if _FATAL_LINK.search(text) else (I, "an NVLink error")
     else:
         severity, meaning = XIDS.get(number, (I, "a number that is not known here"))
     said = f" ({text.strip(' ,')[:TEXT_CHARS_MAX]})" if text.strip(" ,") else ""
-    return Fault(device, severity, f"Xid {number}: {meaning}{said}", number, pid)
+    return DeviceFault(device, severity, f"Xid {number}: {meaning}{said}", number, pid)
 
 
-def fault_named(device: str, name: str) -> Fault | None:
-    """The fault that an error's name tells of; None: it is not a device's."""
+def fault_named(device: str, name: str) -> DeviceFault | None:
+    """Return the fault that an error's name stands for; None if it is no device fault."""
     row = NAMES.get(name)
     if row is None:
         return None
-    return Fault(device, row[0], f"{name}: {row[1]}", recovery=name in RECOVERY_ACTIONS)
+    return DeviceFault(device, row[0], f"{name}: {row[1]}", recovery=name in RECOVERY_ACTIONS)

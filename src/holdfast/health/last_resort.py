@@ -1,15 +1,18 @@
-"""Which workers of a set serve although a check speaks against them, because the checks leave too few others. Pure.
+"""Decides which workers of a set keep serving although checks failed, because too few others are left. Pure.
 
-A check exists to keep answers coming. None may take away the last worker of a set, or most of them at once: when most
-fail together, the check is as likely to be wrong as they are. So where less than half of the workers that answer keep
-some weight, the least doubtful of those that still serve go on at reduced weight, and their streams stay; where none
-has any, also those that were out before. Wrong answers are convicted by other sets' word (`expectations`), which is a
-trial already: such a worker is kept only where no other serves, and its answers are flagged.
+Checks exist to keep answers coming, so no check may remove the last worker of a set, or most of them at once: when most
+fail together, the check is as likely to be wrong as they are. The rule applies while less than half of the workers that
+answer have weight above 0:
+- If some have weight, the workers of the lowest rank (`RANKS`) that still have streams keep serving, at reduced weight.
+- If none has weight, workers that had already lost their streams may serve too.
+- A worker that was convicted of wrong answers, which takes other sets' answers (`expectations`), serves only if no
+  other can. Its answers are flagged.
 
-Control applies `kept` before it writes a verdict down. A frontend applies it to what was last written, where that
-leaves it with no worker at all.
+The rule is applied twice. Control applies `last_resorts` before it writes a verdict (`control/health_controller.py`,
+`last_resorts_in`). A frontend applies it to the verdicts it last read, if these leave it without a worker
+(`streams/roster.py`, `TrafficWeights._choose_last_resorts`).
 
-Always true: a worker that does not answer is never kept; while half of those that answer have weight, none is.
+Always true: a worker that does not answer is never a last resort; while half of those that answer have weight, none is.
 """
 
 from __future__ import annotations
@@ -18,62 +21,62 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from holdfast.health.standing import Cause
+from holdfast.health.standing import HealthCause
 
 Name = TypeVar("Name", bound=Hashable)
 
-NONE = 0  # it owes canaries only, or has a doubt that takes no more than half of its traffic
-SPARE = -1  # nothing speaks against it
+NONE = 0  # the worker must only pass more canaries, or its causes take at most half of its traffic
+SPARE = -1  # there is no cause against it
 
-# How much each cause says against serving at all, where no other can; None: it cannot serve.
-DOUBTS: dict[Cause, int | None] = {
-    Cause.CANARY_FAILED: NONE,
-    Cause.CANARY_SLOW: NONE,
-    Cause.DISPUTED: NONE,
-    Cause.PROBATION: NONE,
-    Cause.SLOW: NONE,
-    Cause.CRAWLING: 1,
-    Cause.DEVICE_SICK: 2,
-    Cause.BREAKER: 3,
-    Cause.CANARY_FAILING: 4,
-    Cause.UNCHECKED: 5,  # its first check failed; before that it waits for it
-    Cause.DEVICE_LOST: 6,
-    Cause.LOST: 7,  # to control; a frontend that hears from it knows better
-    Cause.WRONG: 8,
-    Cause.ENGINE: None,
-    Cause.GONE: None,
+# How unfit each cause makes a worker to serve as a last resort: those with the lowest rank serve. None: it cannot.
+RANKS: dict[HealthCause, int | None] = {
+    HealthCause.CANARY_FAILED: NONE,
+    HealthCause.CANARY_SLOW: NONE,
+    HealthCause.DISPUTED: NONE,
+    HealthCause.PROBATION: NONE,
+    HealthCause.SLOW: NONE,
+    HealthCause.CRAWLING: 1,
+    HealthCause.DEVICE_SICK: 2,
+    HealthCause.BREAKER: 3,
+    HealthCause.CANARY_FAILING: 4,
+    HealthCause.UNCHECKED: 5,  # its first check failed; before that check it does not serve (`rank_of`)
+    HealthCause.DEVICE_LOST: 6,
+    HealthCause.LOST: 7,  # control cannot reach it; a frontend may
+    HealthCause.WRONG: 8,
+    HealthCause.ENGINE: None,
+    HealthCause.GONE: None,
 }
-WRONG = DOUBTS[Cause.WRONG]
+WRONG = RANKS[HealthCause.WRONG]
 
 
-def doubt_of(causes: Mapping[str, str], heard_s: float) -> int | None:
-    """Return how much the causes that are held say against a worker; None: it cannot serve. `heard_s`: when its last
-    canary was sent, 0 before the first of its load."""
-    if Cause.UNCHECKED in causes and not heard_s:
+def rank_of(causes: Mapping[str, str], heard_s: float) -> int | None:
+    """Return the worst rank of a worker's causes; None: it cannot serve. `heard_s`: when its last canary was sent; 0
+    before the first canary of its load."""
+    if HealthCause.UNCHECKED in causes and not heard_s:
         return None
-    doubts = [DOUBTS[Cause(cause)] for cause in causes]
-    return None if None in doubts else max((doubt for doubt in doubts if doubt is not None), default=NONE)
+    ranks = [RANKS[HealthCause(cause)] for cause in causes]
+    return None if None in ranks else max((rank for rank in ranks if rank is not None), default=NONE)
 
 
 @dataclass(frozen=True, slots=True)
-class Member(Generic[Name]):
-    """One worker of a set that is connected, active and makes progress, by what is held against it."""
+class ResortCandidate(Generic[Name]):
+    """A worker of the set that is connected, active and makes progress."""
 
     name: Name
-    weight: float  # that its verdict leaves it, without this rule
-    doubt: int | None
-    out: bool = False  # it has no streams any more, or never had
+    weight: float  # by its verdict, without this rule
+    rank: int | None  # as in `RANKS`
+    out: bool = False  # it lost its streams, or never had any
 
 
-def kept(members: Iterable[Member[Name]], *, coming: bool = False) -> set[Name]:
-    """Return the workers that serve on although their verdicts leave them no weight. `coming`: a standby of the set is
-    about to take over, so no wrong answer is needed meanwhile."""
-    able = [member for member in members if member.doubt is not None]
+def last_resorts(members: Iterable[ResortCandidate[Name]], *, coming: bool = False) -> set[Name]:
+    """Return the workers that keep serving although their verdicts give them no weight. `coming`: a standby of the set
+    is about to take over, so workers with wrong answers need not serve meanwhile."""
+    able = [member for member in members if member.rank is not None]
     serving = sum(1 for member in able if member.weight)
     if 2 * serving >= len(able):
         return set()
-    doubted = [(m.doubt, m.name) for m in able if m.doubt is not None and not m.weight and not (serving and m.out)]
-    least = min((doubt for doubt, _ in doubted), default=NONE)
-    if least == WRONG and (serving or coming):
+    ranked = [(m.rank, m.name) for m in able if m.rank is not None and not m.weight and not (serving and m.out)]
+    lowest = min((rank for rank, _ in ranked), default=NONE)
+    if lowest == WRONG and (serving or coming):
         return set()
-    return {name for doubt, name in doubted if doubt == least}
+    return {name for rank, name in ranked if rank == lowest}

@@ -1,16 +1,19 @@
-"""Which worker of a set is slow, told apart from a set that is slow as a whole. Pure: no I/O, no clock.
+"""Finds the slow workers of a set, and tells them apart from a set that is slow as a whole. Pure: no I/O, no clock.
 
 Theory (facts 24). Slowness is no failure: a busy machine, long prompts or a cold cache make every worker slow, and
-taking work off slow workers then only loads the next ones. So a worker is measured against the others of its set, at
-the same time and with the same unit, never against a fixed number: its pace (seconds per token, or a canary's time over
-its own usual time) divided by the median of the others' paces. When all are slow the median is slow too, and nobody
-stands out; when half of the others are slow it is not known who is right, and nobody does; a worker alone has nobody to
-be slower than. It must stand out for a while, and be back within a smaller bound for a while, so that a long prefill or
-a noisy boundary changes nothing.
+taking work off slow workers then only overloads the others. So a worker is never compared with a fixed number, but with
+the other workers of its set, at the same time and in the same unit. Its *pace* (seconds per token, or a canary's time
+over its usual time) is divided by the median of the others' paces:
+- If all are slow, the median is slow too, and none is an outlier.
+- If half of the others are slow, it is unknown which half is normal, and none is an outlier.
+- A single worker has no other to be compared with.
+A worker must exceed the bound for a while to be slow, and stay within a smaller bound for a while to be normal again,
+so that a long prefill or noise changes nothing.
 
-Always true: nobody is CRAWLING who did not stand out by `CRAWL_RATIO` in every measurement of `CRAWL_S`, the first
-and the last being that far apart; who is not measured keeps its pace, in both directions; and among those that are
-measured together one at least is not CRAWLING, whatever is measured: a set is never drained for slowness.
+Always true:
+- A worker is CRAWLING only if every measurement over at least `CRAWL_S` was at `CRAWL_RATIO` or more.
+- A worker that is not measured keeps its pace class.
+- Of workers that are measured together at least one is not CRAWLING: a whole set is never drained for slowness.
 """
 
 from __future__ import annotations
@@ -20,21 +23,21 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 
-# Three times slower must be found and is measured with noise: 2.5. Half the traffic is what it costs to be wrong.
+# A worker three times slower must be found despite noise: 2.5. A wrong verdict costs half its traffic.
 SLOW_RATIO = 2.5
 # A long prefill makes a worker slow for a second or two.
 SLOW_S = 5.0
-# Twenty times slower must be found, three times never. Half of twenty; far from both.
+# A worker twenty times slower must be CRAWLING, one three times slower must not: 10 is far from both.
 CRAWL_RATIO = 10.0
 CRAWL_S = 10.0
-# Back in pace: well within the bound that made it slow, for as long as it takes to be drained.
+# Normal again: well below the bound that made it slow, for as long as CRAWL_S.
 NORMAL_RATIO = 1.5
 NORMAL_S = 10.0
-# A worker that was not measured for so long begins anew: what it did before its pause proves nothing about a duration.
+# After a gap this long between measurements the durations start again: nothing is known about the gap.
 GAP_S = 15.0
 
 
-class Pace(StrEnum):
+class PaceClass(StrEnum):
     NORMAL = "in pace"
     SLOW = "slow"
     CRAWLING = "crawling"
@@ -42,10 +45,10 @@ class Pace(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Paced:
-    """One worker's pace changed; `ratio`: to the median of the others."""
+    """One worker's pace class has changed; `ratio` is its pace over the median of the others."""
 
     name: str
-    pace: Pace
+    pace: PaceClass
     ratio: float
 
     @property
@@ -53,18 +56,16 @@ class Paced:
         return f"{self.pace}: {self.ratio:.1f} times the time of its set's median"
 
 
-class _Worker:
-    __slots__ = ("crawls_since_s", "measured_s", "normal_since_s", "pace", "slow_since_s")
-
-    def __init__(self, pace: Pace) -> None:
+class _PacedWorker:
+    def __init__(self, pace: PaceClass) -> None:
         self.pace = pace
         self.measured_s: float | None = None
-        # Since when each measurement was at least, or at most, that far from the median; None: the last was not.
+        # Since when every measurement met SLOW_RATIO, CRAWL_RATIO or NORMAL_RATIO; None: the last did not.
         self.slow_since_s: float | None = None
         self.crawls_since_s: float | None = None
         self.normal_since_s: float | None = None
 
-    def measure(self, ratio: float, now_s: float) -> Pace:
+    def measure(self, ratio: float, now_s: float) -> PaceClass:
         if self.measured_s is not None and now_s - self.measured_s > GAP_S:
             self.slow_since_s = self.crawls_since_s = self.normal_since_s = None
         self.measured_s = now_s
@@ -72,11 +73,11 @@ class _Worker:
         self.crawls_since_s = _since(self.crawls_since_s, ratio >= CRAWL_RATIO, now_s)
         self.normal_since_s = _since(self.normal_since_s, ratio <= NORMAL_RATIO, now_s)
         if _lasted(self.crawls_since_s, CRAWL_S, now_s):
-            return Pace.CRAWLING
-        if self.pace is Pace.NORMAL and _lasted(self.slow_since_s, SLOW_S, now_s):
-            return Pace.SLOW
+            return PaceClass.CRAWLING
+        if self.pace is PaceClass.NORMAL and _lasted(self.slow_since_s, SLOW_S, now_s):
+            return PaceClass.SLOW
         if _lasted(self.normal_since_s, NORMAL_S, now_s):
-            return Pace.NORMAL
+            return PaceClass.NORMAL
         return self.pace
 
 
@@ -91,40 +92,33 @@ def _lasted(since_s: float | None, for_s: float, now_s: float) -> bool:
 
 
 class Outliers:
-    """The workers of one set, compared."""
-
-    __slots__ = ("_workers",)
+    """Compares the paces of one set's workers."""
 
     def __init__(self) -> None:
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, _PacedWorker] = {}
 
-    def __repr__(self) -> str:
-        slow = {name: str(worker.pace) for name, worker in self._workers.items() if worker.pace is not Pace.NORMAL}
-        return f"<Outliers {slow or 'none'}>"
-
-    def restore(self, name: str, pace: Pace) -> None:
-        """What is written down of a worker: it keeps that until measurements say otherwise."""
-        self._workers[name] = _Worker(pace)
+    def restore(self, name: str, pace: PaceClass) -> None:
+        """Set a worker's pace class from its record; measurements change it later."""
+        self._workers[name] = _PacedWorker(pace)
 
     def forget(self, name: str) -> None:
-        """It is gone, or another process now."""
         self._workers.pop(name, None)
 
     def measure(self, paces: Mapping[str, float], now_s: float, only: str | None = None) -> tuple[Paced, ...]:
-        """Take the paces of workers that made tokens lately, or answered a canary, and could take each other's place
-        (who is quarantined cannot; who was drained for slowness can); whose pace changed. `only`: one of them was
-        measured now, beside what is known of the others."""
-        before = {name: self._workers.setdefault(name, _Worker(Pace.NORMAL)).pace for name in paces}
+        """Compare the paces of workers that recently made tokens or answered a canary, and return the changes. Callers
+        leave out quarantined workers, but not those drained for slowness. `only`: the one worker that was measured
+        now."""
+        before = {name: self._workers.setdefault(name, _PacedWorker(PaceClass.NORMAL)).pace for name in paces}
         measured = paces if only is None else (only,)
         ratios = {name: ratio for name in measured if (ratio := ratio_of(name, paces)) is not None}
-        # The fastest first, so that who is back in pace is so before another is found to crawl.
+        # The fastest first, so that a worker is back in pace before another is found to crawl.
         for name in sorted(ratios, key=ratios.__getitem__):
             worker = self._workers[name]
             pace = worker.measure(ratios[name], now_s)
-            spared = pace is Pace.CRAWLING and all(
-                self._workers[other].pace is Pace.CRAWLING for other in paces if other != name
+            spared = pace is PaceClass.CRAWLING and all(
+                self._workers[other].pace is PaceClass.CRAWLING for other in paces if other != name
             )
-            worker.pace = max(worker.pace, Pace.SLOW, key=list(Pace).index) if spared else pace
+            worker.pace = max(worker.pace, PaceClass.SLOW, key=list(PaceClass).index) if spared else pace
         return tuple(
             Paced(name, self._workers[name].pace, ratios[name])
             for name in ratios
@@ -133,7 +127,7 @@ class Outliers:
 
 
 def ratio_of(name: str, paces: Mapping[str, float]) -> float | None:
-    """How much slower this worker is than the median of the others; None: there is nothing to compare it with."""
+    """Return this worker's pace over the median of the others; None if there is no other."""
     others = [pace for other, pace in paces.items() if other != name]
     middle = median(others) if others else 0.0
     return paces[name] / middle if middle > 0.0 else None

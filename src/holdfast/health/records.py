@@ -1,7 +1,7 @@
-"""What stands in the store of a worker's health: what control wrote down, and what frontends report to it.
+"""The stored records of workers' health: control's verdicts, devices' faults, and the frontends' reports.
 
-Always true: a `HealthRecord` has all it takes to act on a verdict and to go on from it; a report's counts only grow
-while its frontend lives, so that one that is missed is in the next.
+Always true: a `HealthRecord` is enough to act on a verdict and to continue from it; a report's counts only grow while
+its frontend lives, so that the next report makes up for a missed one.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import msgspec
 
 from holdfast.health import breaker, canary
 from holdfast.health.bounds import Count, Seconds, UnixS
-from holdfast.health.device_faults import Fault, Severity, device_address
+from holdfast.health.device_faults import DeviceFault, Severity, device_address
 from holdfast.health.history import WorkerError
-from holdfast.health.standing import Standing, Status
+from holdfast.health.standing import DeviceReport, HealthStatus, WorkerStanding
 
 STREAMS_MAX = 1_000_000  # of one frontend on one worker: more than it has descriptors
 
@@ -22,55 +22,60 @@ STREAMS_MAX = 1_000_000  # of one frontend on one worker: more than it has descr
 class HealthRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict on one worker."""
 
-    name: str  # as `holdfast ps` calls it
+    name: str  # as `holdfast status` calls it
     group: str = ""
     model: str = ""  # its card's checksum
-    weights: str = ""  # as in its `Welcome`, and so is
+    weights: str = ""  # as in its `Welcome`, like `load`
     load: Count = 0
-    devices: tuple[str, ...] = ()  # whose faults are its own (`device_name`), where that is known
-    reloads: Count = 0  # how often its weights were asked to be loaded anew, without a long while between
-    reload_next_s: UnixS = 0.0  # not before then again
-    standing: Standing = Standing()
-    breaker: breaker.Record = breaker.Record()
-    canary: canary.Record = canary.Record()
-    verified: bool = False  # since it answered wrongly its weights were found to be as they were written
-    last_resort: bool = False  # it serves only because too few others of its set can: to be replaced
-    spare: bool = False  # sound, and kept without traffic until capacity is lost
+    devices: tuple[str, ...] = ()  # devices with faults that count against it (`device_name`), where known
+    reloads: Count = 0  # how often a reload of its weights was requested, without a long pause between
+    reload_next_s: UnixS = 0.0  # the earliest time of the next request
+    standing: WorkerStanding = WorkerStanding()
+    breaker: breaker.BreakerRecord = breaker.BreakerRecord()
+    canary: canary.CanaryRecord = canary.CanaryRecord()
+    verified: bool = False  # after its wrong answer its weights were found equal to their source
+    last_resort: bool = False  # it serves only because too few others of its set can
+    spare: bool = False  # healthy, and gets no traffic until capacity is lost
     errors: tuple[WorkerError, ...] = ()  # its last ones, the oldest first
     at_unix_s: UnixS = 0.0  # when it was written
-    by: str = ""  # the control that did
+    by: str = ""  # the control that wrote it
 
     def __post_init__(self) -> None:
-        """ValueError, where it is read: of a version that knows more, or nobody's. Who reads it takes it for no word
-        at all, instead of failing later where nobody expects that."""
-        breaker.State(self.breaker.state)
-        Status(self.standing.status)
+        """Raise ValueError while decoding if a state is unknown (of a newer version, or corrupt): readers then ignore
+        the record instead of failing later."""
+        breaker.BreakerState(self.breaker.state)
+        HealthStatus(self.standing.status)
 
     @property
     def weight(self) -> float:
-        """The share of traffic that it gets, of what it would."""
+        """Return the share of its normal traffic that the worker gets."""
         return 0.0 if self.spare else self.standing.weight
 
 
 class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong with one GPU; of several things the gravest, and the first of those."""
+    """The gravest fault of one device; of equally grave ones the first."""
 
     severity: Severity
     reason: str
     number: Count = 0  # of the Xid, if it is one
     at_unix_s: UnixS = 0.0
-    recovery: bool = False  # the driver asked for something to be done, and will say when it was
-    cleared_unix_s: UnixS = 0.0  # when it did; 0: it has not
+    recovery: bool = False  # the driver requested a recovery action, and will report when it was done
+    cleared_unix_s: UnixS = 0.0  # when that was done; 0: not yet
     by: str = ""  # the control that read it
+
+    def report(self, device: str) -> DeviceReport:
+        if self.cleared_unix_s:
+            return DeviceReport(None, self.cleared_unix_s)
+        return DeviceReport(DeviceFault(device, self.severity, self.reason, self.number), self.at_unix_s)
 
 
 def device_name(boot_id: str, pci: str) -> str:
-    """One GPU of one machine, until that is restarted: what was wrong with it is forgotten then."""
+    """Return the key of a device. It changes when the machine restarts, which clears its faults."""
     return f"{boot_id}/{device_address(pci) or pci}"
 
 
-def device_after(known: DeviceRecord | None, fault: Fault, unix_s: float, by: str) -> DeviceRecord | None:
-    """The record of a device that told this, to be written; None: it says nothing new."""
+def device_after(known: DeviceRecord | None, fault: DeviceFault, unix_s: float, by: str) -> DeviceRecord | None:
+    """Return the record to write after this fault; None: nothing changes."""
     if known is not None and known.cleared_unix_s:
         known = None
     ignorable = fault.severity is Severity.IGNORABLE
@@ -86,63 +91,63 @@ def device_after(known: DeviceRecord | None, fault: Fault, unix_s: float, by: st
     return msgspec.structs.replace(known, recovery=True, by=by) if fault.recovery and not known.recovery else None
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker, as one frontend sees it. Counts are since the frontend began."""
+class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker as one frontend sees it. Counts are since the frontend's start."""
 
     succeeded: Count = 0  # attempts
-    failed: dict[str, Count] = {}  # by `breaker.Kind`
-    outlived: Count = 0  # failures after which an attempt made tokens there
-    excused: Count = 0  # failures that followed their request to another worker
+    failed: dict[str, Count] = {}  # by `breaker.FailureKind`
+    outlived: Count = 0  # failures after which an attempt made tokens on this worker
+    excused: Count = 0  # failures of requests that then failed on another worker too
     tokens: Count = 0
-    stream_s: Seconds = 0.0  # streams' time on it, all together: with `tokens` its pace
-    open: Annotated[int, msgspec.Meta(ge=0, le=STREAMS_MAX)] = 0  # streams that run there now
-    silent_s: Seconds = 0.0  # how long the stream that has waited longest for a token does so
-    fall: Count = 0  # the last of which its streams were moved
+    stream_s: Seconds = 0.0  # sum of the streams' time on it; divided by `tokens` it is the pace
+    open: Annotated[int, msgspec.Meta(ge=0, le=STREAMS_MAX)] = 0  # streams that run on it now
+    silent_s: Seconds = 0.0  # the longest current wait of a stream for a token
+    fall: Count = 0  # number of the last fall (`standing`) for which its streams were moved
 
 
 class Demand(msgspec.Struct, frozen=True):
-    """Requests for one model that wait."""
+    """The waiting requests for one model."""
 
     waiting: Count
     since_unix_s: UnixS  # when the first of them came
 
 
-class Killed(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that was ended by somebody's word."""
+class KilledRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that was killed by a client or an operator."""
 
     id: str
     model: str
-    by: str  # "key": by who may through a frontend; "operator"
+    by: str  # "key": by DELETE /v1/requests; "operator"
     at_unix_s: UnixS
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a frontend sees; workers by instance, in hex."""
+class ReportRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One frontend's report; workers are named by instance, in hex."""
 
     name: str
     at_unix_s: UnixS
-    process: str = ""  # as `holdfast ps` calls it
-    workers: dict[str, Seen] = {}  # of every one that it has sent anything to
-    # Those that it is connected to and understands, that lead and are well as far as it can tell: each is sent requests
-    # as soon as control's verdict gives it any weight.
+    process: str = ""  # as `holdfast status` calls it
+    workers: dict[str, WorkerSeen] = {}  # every worker to which it has sent a request
+    # Workers that the frontend finds connected, compatible, active and well: each gets requests as soon as control's
+    # verdict gives it weight.
     admitted: tuple[str, ...] = ()
-    refused: dict[str, str] = {}  # those whose card it cannot use, and why
-    waiting: Count = 0  # requests without a place,
-    held: dict[str, Count] = {}  # and of those, by the namespace of their set, the ones that had begun
-    demand: dict[str, Demand] = {}  # and all of them, by model
-    killed: tuple[Killed, ...] = ()  # of the last minute
-    # Requests that came to their good end since the frontend began, and their tokens: what requests are like.
+    refused: dict[str, str] = {}  # workers with a card that it cannot use, and why
+    waiting: Count = 0  # requests that wait for a worker
+    held: dict[str, Count] = {}  # of the waiting requests, those that had begun, by the namespace of their set
+    demand: dict[str, Demand] = {}  # all waiting requests, by model
+    killed: tuple[KilledRequest, ...] = ()  # of the last minute
+    # Requests that ended well since the frontend's start, and the sums of their tokens.
     ended: Count = 0
     prompt_tokens: Count = 0
     answer_tokens: Count = 0
-    # Answers to requests for completions since the frontend began, counted when their status was sent, and those of
+    # HTTP answers to completion requests since the frontend's start, counted when their status was sent, and those of
     # them with a status of 400 or more.
     answers: Count = 0
     answers_failed: Count = 0
 
 
 class ControlRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A control that runs."""
+    """The record under which a running control is registered."""
 
     name: str
     leads: bool

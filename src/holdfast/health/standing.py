@@ -1,28 +1,33 @@
-"""One worker's standing: how much traffic it has earned, from everything that is known of it. Pure: no I/O, no clock.
-`now_s` is passed in and never goes back; it is wall time, for what is written down outlives whoever wrote it.
+"""A worker's standing is control's verdict: how much traffic the worker gets, derived from all evidence about it. Pure:
+no I/O, no clock. `now_s` is passed in and never goes back; it is wall time, because records outlive their writer.
 
-Theory (facts 14, 24). Many witnesses speak of a worker (canaries, its breaker, the judge of its beats, the device, its
-pace, itself), late, twice and in any order, and none may undo what another said. So what is kept are the *causes* that
-are held against it, each with its reason. A cause is held until its own kind of evidence lifts it, and the status is
-the most urgent of those that are held: when the last grave one is lifted the way back is open, by construction.
+Theory (facts 14, 24). Evidence about a worker comes from canaries, its breaker, the judge of its beats, its device, its
+pace and its own reports. It comes late, twice and in any order, and one kind must not undo another. So the standing
+keeps the *causes* against the worker, each with its reason. Only the evidence that `TABLE` names for a cause lifts it.
+The status is the most urgent one of all causes, so the worker can return when the last grave cause is lifted.
 
-What is quick to undo comes first: half the traffic at the first doubt, none at proof, and then its streams are moved,
-once per fall. Slowness alone takes streams by plan. Nothing here kills or restarts: that is the supervisor's. A wrong
-answer is another matter: no later right one makes the weights what they were, only a fresh load does (facts 22, 23),
-or the word that they are as they were written (`Acquitted`).
+Measures that are quick to undo come first: half the traffic for the first, unproven cause, no traffic for a proven one,
+and then the streams are moved, once per fall. Slowness alone only drains. The standing kills and restarts nothing; the
+supervisor does. After a wrong answer later right answers are not enough. The weights must be loaded again (facts 22,
+23), or compared with their source and found right (`WorkerAcquitted`).
 
-Where no other worker can serve (`last_resort.kept`, decided by the caller), a worker is SUSPICIOUS at most: its causes
-are held, its streams stay, and a fall is postponed until another can take them.
+If no other worker can serve (`last_resort`, decided by the caller), the worker is SUSPICIOUS at worst: it keeps its
+causes and its streams, and a fall is postponed until another worker can take the streams.
 
-Who had no traffic returns by way of half of it, and must pass a canary after its customers had time to complain; who
-falls again soon, twice as many as the last time, all but one of them with no traffic.
+A worker that had no traffic returns at half weight. It gets full weight after one more canary, which is sent late
+enough for failures of its clients' requests to be reported first. If it falls again within `FLAP_S`, it must pass twice
+as many canaries as the last time, all but the last of them without traffic.
 
-Always true: `TABLE` names every cause, what it makes of a worker and what lifts it; weight follows from status; a fall
-(something is found that makes it UNHEALTHY or DEAD, and nothing had been, or it is the last resort no longer) gives
-exactly one `MoveStreams`, under a number of its own, and nothing else does; a quarantined worker has weight 0 unless
-it is the last resort; an event that is heard twice changes nothing the second time; nor does one about an earlier
-load, or a canary older than the last heard (but a wrong answer of this load always counts). A `Standing` is plain data:
-the verdict as it is written down, and all it takes to go on.
+A *fall* is the moment when a worker loses its streams: the first finding that makes it UNHEALTHY or DEAD, or the end of
+its time as the last resort. Falls are numbered, so that each moves streams once.
+
+Always true:
+- `TABLE` names every cause, its status and what lifts it; weight follows from status.
+- Every fall gives exactly one `MoveFallenStreams` with its number, and nothing else does.
+- A quarantined worker has weight 0 unless it is the last resort.
+- These change nothing: a repeated event, an event about an earlier load, a canary older than the last one. But a wrong
+  answer of this load always counts.
+- A `WorkerStanding` is plain data: the stored verdict, and all that is needed to continue.
 """
 
 from __future__ import annotations
@@ -34,46 +39,57 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from holdfast.core.ports import DeadlineReached
 from holdfast.health.bounds import Count, UnixS
-from holdfast.health.breaker import Closed, Opened
-from holdfast.health.device_faults import Fault, Severity
-from holdfast.health.liveness import LOST, Judged, Verdict
-from holdfast.health.outliers import Pace, Paced
+from holdfast.health.breaker import BreakerClosed, BreakerOpened
+from holdfast.health.device_faults import DeviceFault, Severity
+from holdfast.health.liveness import LOST, Liveness, LivenessChanged
+from holdfast.health.outliers import PaceClass, Paced
 
-CANARY_FAILURES_MAX = 3  # one may be lost to a hiccup; three in a row, each with its own retries, are not one
-# At half its traffic, before the canary that ends this counts: by then customers have been heard, for frontends report
-# once a second and a breaker needs three failures.
+CANARY_FAILURES_MAX = 3  # one may be chance; three in a row, each with its own retries, are not
+# How long a worker has half its traffic before the canary that restores full weight counts. Failed requests are known
+# after this time: frontends report once a second and a breaker needs three failures.
 PROVING_S = 5.0
-# A fall this soon after the last is flapping: as long as a breaker rests at most, which is not to be forgiven for it.
+# A fall this soon after the last is flapping. As long as a breaker's longest pause, which must not reset the count.
 FLAP_S = 600.0
-OWED_MAX = 8  # canaries to pass after a fall: 1, and twice as many at each that follows soon; four minutes (`OWED_S`)
+OWED_MAX = 8  # canaries to pass after a fall: 1, doubled at each fall that follows soon; 8 take four minutes (`OWED_S`)
 UNCHECKED = "not checked since it was loaded"
 LAST_RESORT = "it serves because too few others can"
 
 
-class Status(IntEnum):
-    """The numbers are those of the metric; which is worse is `URGENCY`."""
+class HealthStatus(IntEnum):
+    """The health of a worker. The numbers are the metric's values; `URGENCY` orders them from best to worst."""
 
     HEALTHY = 0
-    SUSPICIOUS = 1  # half its traffic, nothing moved
-    UNHEALTHY = 2  # no traffic, streams moved
-    DRAINING = 3  # no new traffic, streams leave by plan
+    SUSPICIOUS = 1  # half its traffic, streams stay
+    UNHEALTHY = 2  # no traffic, streams are moved
+    DRAINING = 3  # no new traffic, streams end or are handed over
     DEAD = 4
 
 
-WEIGHTS = {Status.HEALTHY: 1.0, Status.SUSPICIOUS: 0.5, Status.DRAINING: 0.0, Status.UNHEALTHY: 0.0, Status.DEAD: 0.0}
-URGENCY = (Status.HEALTHY, Status.SUSPICIOUS, Status.DRAINING, Status.UNHEALTHY, Status.DEAD)
-FALLEN = frozenset({Status.UNHEALTHY, Status.DEAD})
+WEIGHTS = {
+    HealthStatus.HEALTHY: 1.0,
+    HealthStatus.SUSPICIOUS: 0.5,
+    HealthStatus.DRAINING: 0.0,
+    HealthStatus.UNHEALTHY: 0.0,
+    HealthStatus.DEAD: 0.0,
+}
+URGENCY = (
+    HealthStatus.HEALTHY,
+    HealthStatus.SUSPICIOUS,
+    HealthStatus.DRAINING,
+    HealthStatus.UNHEALTHY,
+    HealthStatus.DEAD,
+)
+FALLEN = frozenset({HealthStatus.UNHEALTHY, HealthStatus.DEAD})
 
 
 class Lift(StrEnum):
-    """Evidence that takes a cause away."""
-
     PASSED = "a canary passed"
     ANSWERED = "a canary was answered rightly, if slowly"
     LOADED = "a fresh load"
     ACQUITTED = "its weights are as they were written, and answer rightly"
-    SETTLED = "it is known who is right"
+    SETTLED = "it is known which is right"
     SEEN = "its process is there"
     ALIVE = "its judge calls it alive"
     BACK = "its judge tries it again"
@@ -82,71 +98,68 @@ class Lift(StrEnum):
     CLEARED = "its device was reset or replaced"
 
 
-class Cause(StrEnum):
-    """What is held against a worker."""
-
-    UNCHECKED = "unchecked"  # since it was loaded
+class HealthCause(StrEnum):
+    UNCHECKED = "unchecked"  # no right canary answer since it was loaded
     CANARY_FAILED = "canary-failed"
-    CANARY_FAILING = "canary-failing"  # again and again
+    CANARY_FAILING = "canary-failing"  # `CANARY_FAILURES_MAX` in a row
     CANARY_SLOW = "canary-slow"
-    WRONG = "wrong-answer"  # this is the quarantine
-    DISPUTED = "disputed"  # others answer otherwise, and nobody knows who is right
+    WRONG = "wrong-answer"  # the worker is quarantined
+    DISPUTED = "disputed"  # other sets give different answers, and it is unknown which are right
     BREAKER = "breaker-open"
     LOST = "lost"  # stopped, wedged, or out of reach
     PROBATION = "probation"
     SLOW = "slow"
     CRAWLING = "crawling"
-    DEVICE_SICK = "device-sick"  # it needs a reset
+    DEVICE_SICK = "device-sick"  # its device needs a reset
     DEVICE_LOST = "device-lost"
-    ENGINE = "engine-failed"  # it says so itself
+    ENGINE = "engine-failed"  # the worker reported it
     GONE = "gone"  # its process ended
 
 
-S, L = Status, Lift
+S, L = HealthStatus, Lift
 _CANARY = frozenset({L.PASSED, L.ANSWERED, L.LOADED})
 
-TABLE: dict[Cause, tuple[Status, frozenset[Lift]]] = {
-    Cause.UNCHECKED: (S.UNHEALTHY, frozenset({L.PASSED, L.ANSWERED})),
-    Cause.CANARY_FAILED: (S.SUSPICIOUS, _CANARY),
-    Cause.CANARY_FAILING: (S.UNHEALTHY, _CANARY),
-    Cause.CANARY_SLOW: (S.SUSPICIOUS, frozenset({L.PASSED, L.LOADED})),
-    Cause.WRONG: (S.UNHEALTHY, frozenset({L.LOADED, L.ACQUITTED})),
-    Cause.DISPUTED: (S.SUSPICIOUS, frozenset({L.SETTLED, L.LOADED})),
-    Cause.BREAKER: (S.UNHEALTHY, frozenset({L.CLOSED})),
-    Cause.LOST: (S.UNHEALTHY, frozenset({L.BACK, L.ALIVE})),
-    Cause.PROBATION: (S.SUSPICIOUS, frozenset({L.ALIVE})),
-    Cause.SLOW: (S.SUSPICIOUS, frozenset({L.IN_PACE})),
-    Cause.CRAWLING: (S.DRAINING, frozenset({L.IN_PACE})),
-    Cause.DEVICE_SICK: (S.DRAINING, frozenset({L.CLEARED})),
-    Cause.DEVICE_LOST: (S.UNHEALTHY, frozenset({L.CLEARED})),
-    Cause.ENGINE: (S.UNHEALTHY, frozenset({L.LOADED})),
-    Cause.GONE: (S.DEAD, frozenset({L.SEEN, L.LOADED})),
+TABLE: dict[HealthCause, tuple[HealthStatus, frozenset[Lift]]] = {
+    HealthCause.UNCHECKED: (S.UNHEALTHY, frozenset({L.PASSED, L.ANSWERED})),
+    HealthCause.CANARY_FAILED: (S.SUSPICIOUS, _CANARY),
+    HealthCause.CANARY_FAILING: (S.UNHEALTHY, _CANARY),
+    HealthCause.CANARY_SLOW: (S.SUSPICIOUS, frozenset({L.PASSED, L.LOADED})),
+    HealthCause.WRONG: (S.UNHEALTHY, frozenset({L.LOADED, L.ACQUITTED})),
+    HealthCause.DISPUTED: (S.SUSPICIOUS, frozenset({L.SETTLED, L.LOADED})),
+    HealthCause.BREAKER: (S.UNHEALTHY, frozenset({L.CLOSED})),
+    HealthCause.LOST: (S.UNHEALTHY, frozenset({L.BACK, L.ALIVE})),
+    HealthCause.PROBATION: (S.SUSPICIOUS, frozenset({L.ALIVE})),
+    HealthCause.SLOW: (S.SUSPICIOUS, frozenset({L.IN_PACE})),
+    HealthCause.CRAWLING: (S.DRAINING, frozenset({L.IN_PACE})),
+    HealthCause.DEVICE_SICK: (S.DRAINING, frozenset({L.CLEARED})),
+    HealthCause.DEVICE_LOST: (S.UNHEALTHY, frozenset({L.CLEARED})),
+    HealthCause.ENGINE: (S.UNHEALTHY, frozenset({L.LOADED})),
+    HealthCause.GONE: (S.DEAD, frozenset({L.SEEN, L.LOADED})),
 }
 
 
-class Failing(StrEnum):
+class CanaryFailing(StrEnum):
     """How a canary failed, after its retries."""
 
     NO_ANSWER = "no answer"
-    SLOW = "slow"  # right, but late for this worker; not told where its whole set is (`Outliers`)
-    WRONG = "wrong"  # other tokens, or their probabilities out of their band
+    SLOW = "slow"  # right, but late for this worker; not reported if its whole set is late (`Outliers`)
+    WRONG = "wrong"  # different tokens, or logprobs outside the band
 
 
-# -- what happens
-
-
-@dataclass(frozen=True, slots=True)
-class Present:
-    """The worker is there with weights of this load, a number above 0 that grows with every fresh load of them."""
-
-    load: int  # of the weights: another process that maps them has the same
-    serving: bool = False  # it has streams already (it took over, or nobody checked before); only findings take them
+# -- events
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
-    """Its process ended."""
+class WorkerPresent:
+    """The worker is present with weights of this load, a number above 0 that grows with every fresh load."""
 
+    load: int  # of the weights: another process that maps them has the same number
+    # It already has streams (it took over, or no control checked it); it keeps them unless evidence speaks against it.
+    serving: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGone:
     load: int
     reason: str
 
@@ -155,157 +168,150 @@ class Gone:
 class CanaryPassed:
     load: int
     asked_s: float  # when it was sent
-    right: bool = True  # it was compared with what stood expected, and no answer was wrong lately
+    right: bool = True  # it was compared with an expected answer, and no answer was wrong lately
 
 
 @dataclass(frozen=True, slots=True)
 class CanaryFailed:
     load: int
     asked_s: float
-    failing: Failing
+    failing: CanaryFailing
     reason: str
-    moving: bool = False  # clients had tokens of this worker meanwhile: it is busy, not silent
+    moving: bool = False  # clients got tokens from this worker meanwhile: it is busy, not silent
 
 
 @dataclass(frozen=True, slots=True)
 class Disputed:
-    reason: str  # why nobody knows if its answers are right; empty: it is known
+    reason: str  # why it is not known if its answers are right; empty: it is known
 
 
 @dataclass(frozen=True, slots=True)
-class Acquitted:
-    """Its weights are as they were written, and it was another process that answered wrongly with them, or its own
-    answers are right again."""
+class WorkerAcquitted:
+    """The worker's weights equal their source, and either another process gave the wrong answers with them, or the
+    worker's own answers are right again."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastResort:
-    """No other worker of its set can serve, or that is over."""
+    """`serves`: whether the worker must serve because no other worker of its set can."""
 
     serves: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedFatal:
-    """The worker itself says that its engine cannot go on."""
+    """The worker reports that its engine cannot continue."""
 
     load: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceFaulted:
-    fault: Fault
-    at_s: float  # when the device reported it
+class DeviceReport:
+    """The worker's device reported a fault; None: it was reset or replaced."""
 
-
-@dataclass(frozen=True, slots=True)
-class DeviceCleared:
-    """Its device was reset or replaced."""
-
+    fault: DeviceFault | None
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """`next_deadline_s` has come."""
-
-
-# Three machines' effects are events here as they are: of its breaker, its judge, and what compares its set.
-Event = (
-    Present | Gone | CanaryPassed | CanaryFailed | Disputed | Acquitted | LastResort | ReportedFatal | DeviceFaulted
-    | DeviceCleared | Opened | Closed | Judged | Paced | Tick
+# Effects of the worker's breaker, of the judge of its beats and of `Outliers` are events here.
+StandingEvent = (
+    WorkerPresent | WorkerGone | CanaryPassed | CanaryFailed | Disputed | WorkerAcquitted | LastResort | ReportedFatal
+    | DeviceReport | BreakerOpened | BreakerClosed | LivenessChanged | Paced | DeadlineReached
 )  # fmt: skip
 
 
-# -- what is to be done about it
+# -- effects
 
 
 @dataclass(frozen=True, slots=True)
 class Weigh:
-    """Give it this share of what it would get; to be written down before anything else is done."""
+    """Give the worker this share of its normal traffic. This is written before other effects are carried out."""
 
-    status: Status
+    status: HealthStatus
     weight: float
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """Its answers cannot be believed: flag what it made since then. Who shares its weights is to hear of it too."""
+    """Flag the worker's answers since `right_s`: they cannot be trusted. Workers with the same weights are affected
+    too."""
 
     reason: str
     right_s: float  # when it was last known to be right
 
 
 @dataclass(frozen=True, slots=True)
-class MoveStreams:
-    """Resume its streams elsewhere, now. Whoever has done so for this fall, or a later one, does nothing."""
+class MoveFallenStreams:
+    """Resume the worker's streams elsewhere, now. Frontends that did so for this or a later fall ignore it."""
 
     fall: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
-    """Let its streams, if it has any, end or be handed over, as for a rollout. It is not to be killed."""
+class DrainWorker:
+    """Let the worker's streams end or be handed over, as for a rollout. The worker is not killed."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class AskCanary:
+class CheckWorkerNow:
     """Send a canary now, not at the next interval."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Note:  # something people may want to read; nothing follows from it
+class HealthNote:  # a line for people to read; nothing follows from it
     reason: str
 
 
-Effect = Weigh | Quarantine | MoveStreams | Drain | AskCanary | Note
+StandingEffect = Weigh | Quarantine | MoveFallenStreams | DrainWorker | CheckWorkerNow | HealthNote
 
-# -- what is known
+# -- state
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """The verdict on one worker: first what follows from the rest, for whoever only reads it. It begins unchecked."""
+class WorkerStanding:
+    """The verdict on one worker, initially UNCHECKED. Status, weight, quarantine and reason are derived from the other
+    fields."""
 
-    status: int = Status.UNHEALTHY
+    status: int = HealthStatus.UNHEALTHY
     weight: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     quarantined: bool = False
     reason: str = UNCHECKED
     since_s: UnixS = 0.0  # of this status
-    fall: Count = 0  # how often its streams had to be moved
-    causes: Mapping[str, str] = field(default_factory=lambda: {Cause.UNCHECKED: UNCHECKED})  # with their reasons
+    fall: Count = 0  # how often its streams were moved
+    causes: Mapping[str, str] = field(default_factory=lambda: {HealthCause.UNCHECKED: UNCHECKED})  # with their reasons
     load: Count = 0  # 0: none yet
     failures: Count = 0  # canaries in a row without an answer
-    owed: Annotated[int, Meta(ge=0, le=OWED_MAX)] = 0  # canaries to pass to be HEALTHY again, beside what is held
-    prove_s: UnixS = 0.0  # only one that is sent from then on is the last that it owes
-    asked: bool = False  # for that one
-    heard_s: UnixS = 0.0  # when the latest canary that was heard of had been sent
-    good_s: UnixS = 0.0  # when the latest that passed had been
-    right_s: UnixS = 0.0  # and the latest that was known to be right; a load is, when it comes
+    owed: Annotated[int, Meta(ge=0, le=OWED_MAX)] = 0  # canaries to pass to be HEALTHY again, besides the causes
+    prove_s: UnixS = 0.0  # only a canary sent at this time or later counts as the last owed one
+    asked: bool = False  # that last canary was requested
+    heard_s: UnixS = 0.0  # when the latest canary with a result was sent
+    good_s: UnixS = 0.0  # when the latest that passed was sent
+    right_s: UnixS = 0.0  # when the latest that was known to be right was sent; a fresh load counts as right
     fell_s: UnixS = 0.0
-    fell_for: Mapping[str, str] = field(default_factory=dict)  # the causes that were held then
+    fell_for: Mapping[str, str] = field(default_factory=dict)  # the causes at that time
     flaps: Count = 0  # falls in a row that came soon after another
     cleared_s: UnixS = 0.0  # when its device was last reset or replaced
-    last_resort: bool = False  # no other can serve: SUSPICIOUS at most, and falls are postponed
+    last_resort: bool = False  # no other can serve: SUSPICIOUS at worst, and falls are postponed
 
     def __str__(self) -> str:
-        return f"{Status(self.status).name} ({self.reason})"
+        return f"{HealthStatus(self.status).name} ({self.reason})"
 
 
-Outcome = tuple[Standing, tuple[Effect, ...]]
+Outcome = tuple[WorkerStanding, tuple[StandingEffect, ...]]
 
 
-def restore(written: Standing, now_s: float) -> Standing:
-    """A standing as another process wrote it down, to go on from. Its clock may have been ahead: no time lies after
-    now. A cause that is not known here (a newer version's) becomes UNCHECKED: no traffic before a canary passed."""
-    causes = {cause if cause in TABLE else Cause.UNCHECKED: why for cause, why in written.causes.items()}
+def restore(written: WorkerStanding, now_s: float) -> WorkerStanding:
+    """Return a standing that continues from another process's record. The other clock may have been ahead, so times are
+    limited to now. An unknown cause (of a newer version) becomes UNCHECKED: a canary must pass before it gets traffic.
+    """
+    causes = {cause if cause in TABLE else HealthCause.UNCHECKED: why for cause, why in written.causes.items()}
     times = {
         name: min(getattr(written, name), now_s)
         for name in ("since_s", "heard_s", "good_s", "right_s", "fell_s", "cleared_s")
@@ -314,8 +320,7 @@ def restore(written: Standing, now_s: float) -> Standing:
     return _derive(known)
 
 
-def next_deadline_s(standing: Standing) -> float | None:
-    """When a `Tick` is due, if nothing else happens before."""
+def next_deadline_s(standing: WorkerStanding) -> float | None:
     proving = standing.owed == 1 and standing.weight > 0 and not standing.asked
     return standing.prove_s if proving else None
 
@@ -323,113 +328,117 @@ def next_deadline_s(standing: Standing) -> float | None:
 # -- steps
 
 
-def earned(standing: Standing) -> float:
-    """Return the weight that its causes and what it owes leave it, whether or not another can serve."""
+def earned(standing: WorkerStanding) -> float:
+    """Return the worker's weight by its causes and owed canaries, without the last-resort rule."""
     return WEIGHTS[_earned_status(standing)]
 
 
-def step(standing: Standing, event: Event, now_s: float, *, last_resort: bool | None = None) -> Outcome:
-    """The next standing, to be written down first, and then what is to be done, in order. `last_resort`: whether no
-    other worker can serve once this is taken; None: as before."""
+def step(standing: WorkerStanding, event: StandingEvent, now_s: float, *, last_resort: bool | None = None) -> Outcome:
+    """Return the next standing, and the effects to carry out in order after it is written. `last_resort`: whether no
+    other worker can serve after this event; None: unchanged."""
     taken, asks = _take(standing, event, now_s)
     if last_resort is not None and last_resort is not taken.last_resort:
         taken = replace(taken, last_resort=last_resort)
-    after, effects = _settle(standing, taken, now_s)
+    after, effects = _conclude(standing, taken, now_s)
     return after, effects + asks
 
 
-def _take(s: Standing, event: Event, now_s: float) -> Outcome:
+def _take(s: WorkerStanding, event: StandingEvent, now_s: float) -> Outcome:
     match event:
-        case Present():
-            return _see(s, event, now_s)
-        case CanaryPassed() | CanaryFailed() | Gone() | ReportedFatal() if event.load != s.load:
-            return s, ()  # of what is not there any more
+        case WorkerPresent():
+            return _on_present(s, event, now_s)
+        case CanaryPassed() | CanaryFailed() | WorkerGone() | ReportedFatal() if event.load != s.load:
+            return s, ()  # about an earlier load
         case CanaryPassed():
-            return _hear_pass(s, event), ()
+            return _on_canary_passed(s, event), ()
         case CanaryFailed():
-            return _hear_failure(s, event)
+            return _on_canary_failed(s, event)
         case Disputed():
-            return (_hold(s, Cause.DISPUTED, event.reason) if event.reason else _lift(s, Lift.SETTLED)), ()
-        case Acquitted():
+            return (
+                _hold_cause(s, HealthCause.DISPUTED, event.reason) if event.reason else _lift_causes(s, Lift.SETTLED)
+            ), ()
+        case WorkerAcquitted():
             return _acquit(s), ()
         case LastResort():
             return (s if event.serves is s.last_resort else replace(s, last_resort=event.serves)), ()
-        case Gone():
-            return _hold(s, Cause.GONE, event.reason), ()
+        case WorkerGone():
+            return _hold_cause(s, HealthCause.GONE, event.reason), ()
         case ReportedFatal():
-            return _hold(s, Cause.ENGINE, event.reason), ()
-        case DeviceFaulted():
-            return _hear_device(s, event)
-        case DeviceCleared():
-            return replace(_lift(s, Lift.CLEARED), cleared_s=max(s.cleared_s, event.at_s)), ()
-        case Opened():
-            return _hold(s, Cause.BREAKER, f"its breaker is open: {event.reason}"), ()
-        case Closed():
-            return _lift(s, Lift.CLOSED), ()
-        case Judged():
-            return _hear_judge(s, event), ()
+            return _hold_cause(s, HealthCause.ENGINE, event.reason), ()
+        case DeviceReport():
+            return _on_device_report(s, event)
+        case BreakerOpened():
+            return _hold_cause(s, HealthCause.BREAKER, f"its breaker is open: {event.reason}"), ()
+        case BreakerClosed():
+            return _lift_causes(s, Lift.CLOSED), ()
+        case LivenessChanged():
+            return _on_liveness(s, event), ()
         case Paced():
-            return _hear_pace(s, event), ()
-        case Tick():
+            return _on_pace(s, event), ()
+        case DeadlineReached():
             due_s = next_deadline_s(s)
             if due_s is None or now_s < due_s:
                 return s, ()
-            return replace(s, asked=True), (AskCanary("it is back"),)
+            return replace(s, asked=True), (CheckWorkerNow("it is back"),)
 
 
-def _settle(before: Standing, s: Standing, now_s: float) -> Outcome:
-    """What follows from the causes that are held now, and from the difference to those before."""
+def _conclude(before: WorkerStanding, s: WorkerStanding, now_s: float) -> Outcome:
+    """Derive the fields that depend on the causes, and return the effects of the change."""
     if s is before:
         return s, ()
     fell = _taken_out(s) and not _taken_out(before) and (before.owed <= 1 or before.last_resort)
-    found = [TABLE[Cause(cause)][0] for cause in s.causes if cause not in before.causes and cause != Cause.UNCHECKED]
+    found = [
+        TABLE[HealthCause(cause)][0]
+        for cause in s.causes
+        if cause not in before.causes and cause != HealthCause.UNCHECKED
+    ]
     if fell:
         s = _become_fallen(s, now_s, anew=not (before.last_resort and s.causes.keys() <= s.fell_for.keys()))
-    elif Status.DRAINING in found:
+    elif HealthStatus.DRAINING in found:
         s = replace(s, owed=max(s.owed, 1))
     s = _derive(s)
     if before.weight == 0 and s.weight > 0:
         s = replace(s, prove_s=now_s + PROVING_S, asked=False)
-    effects: list[Effect] = []
+    effects: list[StandingEffect] = []
     if s.status != before.status or (before.load == 0 and s.load > 0):
         s = replace(s, since_s=now_s)
-        effects.append(Weigh(Status(s.status), s.weight, s.reason))
+        effects.append(Weigh(HealthStatus(s.status), s.weight, s.reason))
     else:
-        effects += [Note(why) for cause, why in s.causes.items() if cause not in before.causes]
+        effects += [HealthNote(why) for cause, why in s.causes.items() if cause not in before.causes]
     if s.quarantined and not before.quarantined:
-        effects.append(Quarantine(s.causes[Cause.WRONG], s.right_s))
+        effects.append(Quarantine(s.causes[HealthCause.WRONG], s.right_s))
     if fell:
-        effects.append(MoveStreams(s.fall, s.reason))
-    elif s.status == Status.DRAINING != before.status:
-        effects.append(Drain(s.reason))
+        effects.append(MoveFallenStreams(s.fall, s.reason))
+    elif s.status == HealthStatus.DRAINING != before.status:
+        effects.append(DrainWorker(s.reason))
     return s, tuple(effects)
 
 
-# -- witnesses
+# -- evidence
 
 
-def _see(s: Standing, event: Present, now_s: float) -> Outcome:
-    asks = (AskCanary("a fresh load"),)
+def _on_present(s: WorkerStanding, event: WorkerPresent, now_s: float) -> Outcome:
+    asks = (CheckWorkerNow("a fresh load"),)
     if event.load < s.load:
         return s, ()
     if event.load == s.load:
-        return _lift(s, Lift.SEEN), asks if Cause.UNCHECKED in s.causes else ()
-    trusted = event.serving and (s.load == 0 or s.status == Status.HEALTHY)
-    left = {cause: why for cause, why in _lift(s, Lift.LOADED).causes.items() if cause != Cause.UNCHECKED}
+        return _lift_causes(s, Lift.SEEN), asks if HealthCause.UNCHECKED in s.causes else ()
+    trusted = event.serving and (s.load == 0 or s.status == HealthStatus.HEALTHY)
+    left = {cause: why for cause, why in _lift_causes(s, Lift.LOADED).causes.items() if cause != HealthCause.UNCHECKED}
     fresh = replace(s, causes=left, load=event.load, failures=0, heard_s=0.0, good_s=now_s, right_s=now_s)
-    # Falls of the old load are not held against the new; what is not a load's matter still returns by way of half.
+    # The old load's falls do not count. With a cause that no load lifts, the worker returns at half weight later.
     fresh = replace(fresh, owed=0 if WEIGHTS[_worst(fresh)] > 0 else 1)
-    return (fresh if trusted else _hold(fresh, Cause.UNCHECKED, UNCHECKED)), asks
+    return (fresh if trusted else _hold_cause(fresh, HealthCause.UNCHECKED, UNCHECKED)), asks
 
 
-def _hear_pass(s: Standing, event: CanaryPassed) -> Standing:
+def _on_canary_passed(s: WorkerStanding, event: CanaryPassed) -> WorkerStanding:
     asked_s = event.asked_s
     if asked_s <= s.heard_s:
         return s
     good_s = s.good_s if s.quarantined else asked_s
     heard = replace(s, heard_s=asked_s, good_s=good_s, right_s=good_s if event.right else s.right_s, failures=0)
-    lifted = _lift(heard, Lift.PASSED)
-    # It was what a cause waited for, or it says nothing about the time since the fall: then it pays for nothing else.
+    lifted = _lift_causes(heard, Lift.PASSED)
+    # A canary that lifted a cause, or was sent before the fall, does not count as one that is owed.
     if lifted is not heard or asked_s <= s.fell_s:
         return lifted
     if s.owed > 1:
@@ -438,106 +447,111 @@ def _hear_pass(s: Standing, event: CanaryPassed) -> Standing:
     return replace(heard, owed=0) if proved else heard
 
 
-def _hear_failure(s: Standing, event: CanaryFailed) -> Outcome:
+def _on_canary_failed(s: WorkerStanding, event: CanaryFailed) -> Outcome:
     why = f"canary {event.failing}: {event.reason}"
-    if event.failing is Failing.WRONG:
-        return replace(_hold(s, Cause.WRONG, why), heard_s=max(s.heard_s, event.asked_s)), ()
+    if event.failing is CanaryFailing.WRONG:
+        return replace(_hold_cause(s, HealthCause.WRONG, why), heard_s=max(s.heard_s, event.asked_s)), ()
     if event.asked_s <= s.heard_s:
         return s, ()
     heard = replace(s, heard_s=event.asked_s)
-    if event.failing is Failing.SLOW:
-        return _hold(_lift(replace(heard, failures=0), Lift.ANSWERED), Cause.CANARY_SLOW, why), ()
+    if event.failing is CanaryFailing.SLOW:
+        return _hold_cause(_lift_causes(replace(heard, failures=0), Lift.ANSWERED), HealthCause.CANARY_SLOW, why), ()
     if event.moving:
-        return heard, (Note(f"{why}; but its clients have tokens"),)
+        return heard, (HealthNote(f"{why}; but its clients have tokens"),)
     heard = replace(heard, failures=s.failures + 1)
     if heard.failures < CANARY_FAILURES_MAX:
-        return _hold(heard, Cause.CANARY_FAILED, why), (AskCanary(why),) if s.weight > 0 else ()
-    return _hold(heard, Cause.CANARY_FAILING, f"{heard.failures} canaries in a row; {why}"), ()
+        return _hold_cause(heard, HealthCause.CANARY_FAILED, why), (CheckWorkerNow(why),) if s.weight > 0 else ()
+    return _hold_cause(heard, HealthCause.CANARY_FAILING, f"{heard.failures} canaries in a row; {why}"), ()
 
 
-def _acquit(s: Standing) -> Standing:
-    lifted = _lift(s, Lift.ACQUITTED)
+def _acquit(s: WorkerStanding) -> WorkerStanding:
+    lifted = _lift_causes(s, Lift.ACQUITTED)
     if lifted is s or _grave(lifted):
         return lifted
-    return replace(lifted, owed=0)  # the fall was not its own
+    return replace(lifted, owed=0)  # this worker was not at fault for its fall
 
 
-def _hear_judge(s: Standing, event: Judged) -> Standing:
-    """Doubt (silence) is not written down: who has streams there sees it first, and mostly it passes (facts 31)."""
+def _on_liveness(s: WorkerStanding, event: LivenessChanged) -> WorkerStanding:
+    """Apply the judge's verdict. Silence alone is not recorded: frontends with streams on the worker notice it first,
+    and mostly it ends soon (facts 31)."""
     if event.after in LOST:
-        return _hold(s, Cause.LOST, f"{event.after}: {event.reason}")
-    if event.after is Verdict.PROBATION:
-        return _hold(_lift(s, Lift.BACK), Cause.PROBATION, f"on probation: {event.reason}")
-    return _lift(s, Lift.ALIVE) if event.after is Verdict.ALIVE else s
+        return _hold_cause(s, HealthCause.LOST, f"{event.after}: {event.reason}")
+    if event.after is Liveness.PROBATION:
+        return _hold_cause(_lift_causes(s, Lift.BACK), HealthCause.PROBATION, f"on probation: {event.reason}")
+    return _lift_causes(s, Lift.ALIVE) if event.after is Liveness.ALIVE else s
 
 
-def _hear_pace(s: Standing, event: Paced) -> Standing:
-    cause = {Pace.CRAWLING: Cause.CRAWLING, Pace.SLOW: Cause.SLOW}.get(event.pace)
-    return _hold(s, cause, event.reason) if cause else _lift(s, Lift.IN_PACE)
+def _on_pace(s: WorkerStanding, event: Paced) -> WorkerStanding:
+    cause = {PaceClass.CRAWLING: HealthCause.CRAWLING, PaceClass.SLOW: HealthCause.SLOW}.get(event.pace)
+    return _hold_cause(s, cause, event.reason) if cause else _lift_causes(s, Lift.IN_PACE)
 
 
-def _hear_device(s: Standing, event: DeviceFaulted) -> Outcome:
+def _on_device_report(s: WorkerStanding, event: DeviceReport) -> Outcome:
     fault = event.fault
+    if fault is None:
+        return replace(_lift_causes(s, Lift.CLEARED), cleared_s=max(s.cleared_s, event.at_s)), ()
     if event.at_s <= s.cleared_s:
         return s, ()
     if fault.severity is Severity.IGNORABLE:
-        return s, (Note(fault.reason),)
+        return s, (HealthNote(fault.reason),)
     lost = fault.severity is Severity.FATAL
-    return _hold(s, Cause.DEVICE_LOST if lost else Cause.DEVICE_SICK, fault.reason), ()
+    return _hold_cause(s, HealthCause.DEVICE_LOST if lost else HealthCause.DEVICE_SICK, fault.reason), ()
 
 
 # -- causes
 
 
-def _hold(s: Standing, cause: Cause, why: str) -> Standing:
-    """The first reason stays: that is when it began."""
+def _hold_cause(s: WorkerStanding, cause: HealthCause, why: str) -> WorkerStanding:
+    """Add a cause; one that is there already keeps its first reason."""
     return s if cause in s.causes else replace(s, causes={**s.causes, cause: why})
 
 
-def _lift(s: Standing, lift: Lift) -> Standing:
-    """The same object where there was nothing to lift."""
-    left = {cause: why for cause, why in s.causes.items() if lift not in TABLE[Cause(cause)][1]}
+def _lift_causes(s: WorkerStanding, lift: Lift) -> WorkerStanding:
+    """Remove the causes that this evidence lifts; return the same object if there is none."""
+    left = {cause: why for cause, why in s.causes.items() if lift not in TABLE[HealthCause(cause)][1]}
     return s if len(left) == len(s.causes) else replace(s, causes=left)
 
 
-def _worst(s: Standing) -> Status:
-    """Of what is held, without what it owes."""
-    return max((TABLE[Cause(cause)][0] for cause in s.causes), key=URGENCY.index, default=Status.HEALTHY)
+def _worst(s: WorkerStanding) -> HealthStatus:
+    """Return the most urgent status of its causes, ignoring owed canaries."""
+    return max((TABLE[HealthCause(cause)][0] for cause in s.causes), key=URGENCY.index, default=HealthStatus.HEALTHY)
 
 
-def _earned_status(s: Standing) -> Status:
-    owing = Status.HEALTHY if not s.owed else Status.SUSPICIOUS if s.owed == 1 else Status.UNHEALTHY
+def _earned_status(s: WorkerStanding) -> HealthStatus:
+    owing = HealthStatus.HEALTHY if not s.owed else HealthStatus.SUSPICIOUS if s.owed == 1 else HealthStatus.UNHEALTHY
     return max(_worst(s), owing, key=URGENCY.index)
 
 
-def _grave(s: Standing) -> bool:
-    """Whether something was found that takes its streams: to be unchecked is no finding."""
-    return any(TABLE[Cause(cause)][0] in FALLEN for cause in s.causes if cause != Cause.UNCHECKED)
+def _grave(s: WorkerStanding) -> bool:
+    """Return True if a cause other than UNCHECKED makes the worker lose its streams."""
+    return any(TABLE[HealthCause(cause)][0] in FALLEN for cause in s.causes if cause != HealthCause.UNCHECKED)
 
 
-def _taken_out(s: Standing) -> bool:
-    """Whether its streams are to be elsewhere. A process that ended is no resort."""
-    return _grave(s) and not (s.last_resort and Cause.GONE not in s.causes)
+def _taken_out(s: WorkerStanding) -> bool:
+    """Return True if its streams must move. A process that ended cannot be the last resort."""
+    return _grave(s) and not (s.last_resort and HealthCause.GONE not in s.causes)
 
 
-def _become_fallen(s: Standing, now_s: float, *, anew: bool) -> Standing:
-    """Not `anew`: it had fallen for the same, and served since only because no other could."""
+def _become_fallen(s: WorkerStanding, now_s: float, *, anew: bool) -> WorkerStanding:
+    """Count a fall. `anew` is False if the worker fell for the same causes before and was the last resort since: such a
+    fall does not count as flapping."""
     soon = s.fall > 0 and now_s - s.fell_s <= FLAP_S
     flaps = s.flaps if not anew else s.flaps + 1 if soon else 0
     owed = min(2 ** min(flaps, OWED_MAX), OWED_MAX)
     return replace(s, fall=s.fall + 1, fell_s=now_s, fell_for=s.causes, flaps=flaps, owed=owed)
 
 
-def _derive(s: Standing) -> Standing:
-    """Status, weight and reason, from what is held and owed. The first of a status; a quarantine's before others'."""
+def _derive(s: WorkerStanding) -> WorkerStanding:
+    """Set status, weight and reason from causes and owed canaries. The reason is that of the first cause with that
+    status; a quarantine's reason goes first."""
     status = _earned_status(s)
-    reasons = [why for cause, why in s.causes.items() if TABLE[Cause(cause)][0] is status]
-    if Cause.WRONG in s.causes and status is not Status.DEAD:
-        reasons.insert(0, s.causes[Cause.WRONG])
+    reasons = [why for cause, why in s.causes.items() if TABLE[HealthCause(cause)][0] is status]
+    if HealthCause.WRONG in s.causes and status is not HealthStatus.DEAD:
+        reasons.insert(0, s.causes[HealthCause.WRONG])
     if s.owed:
         reasons.append(f"it must pass {s.owed} more canaries" if s.owed > 1 else "it must pass a canary")
     reason = next(iter(reasons), "sound")
-    if s.last_resort and not WEIGHTS[status] and status is not Status.DEAD:
-        status, reason = Status.SUSPICIOUS, f"{LAST_RESORT}: {reason}"
-    quarantined = Cause.WRONG in s.causes
+    if s.last_resort and not WEIGHTS[status] and status is not HealthStatus.DEAD:
+        status, reason = HealthStatus.SUSPICIOUS, f"{LAST_RESORT}: {reason}"
+    quarantined = HealthCause.WRONG in s.causes
     return replace(s, status=status, weight=WEIGHTS[status], quarantined=quarantined, reason=reason)

@@ -1,11 +1,12 @@
-"""Watches one process by its beats: a connection for them, looks at /proc where it is doubted, and the judge.
+"""Watches one process through its beats: keeps the beat connection, probes /proc when the process is silent, and feeds
+the judge (`liveness`).
 
-Who watches (a frontend its workers, a supervisor its jobs) ticks the watcher ten times a second and is told of every
-change of verdict; what follows from one is its own affair. Looking reads a few small files under /proc and the cgroup
-tree: what the kernel knows and no beat can tell (facts 31c). It never waits on the process.
+The observer (a frontend for its workers, a supervisor for its jobs) ticks the watcher ten times a second, and gets
+every change of verdict. A probe reads a few small files under /proc and the cgroup tree, which show what no beat can
+report (facts 31c). It never waits for the process.
 
-Always true: the judge hears of a beat connection only once it is welcomed by the very process that is meant; what was
-received is told before what was not; after `begin_anew` nothing of what was judged before counts.
+Always true: the judge gets `Connected` only after the welcome of the right process; received beats are passed on before
+the tick that counts silence; after `reset` no earlier verdict counts.
 """
 
 from __future__ import annotations
@@ -19,53 +20,52 @@ from holdfast.core.address import parse_address
 from holdfast.core.ports import Network
 from holdfast.core.procfs import boot_id, is_frozen, pid_namespace, read_process, read_text
 from holdfast.health.liveness import (
-    Ask,
+    AskOnData,
     Connected,
+    DataReceived,
     Disconnected,
-    Event,
     Judge,
-    Judged,
-    MoveStreams,
+    LivenessChanged,
+    LivenessEvent,
+    LivenessTick,
+    MoveLostStreams,
     ProbeResult,
-    StartProbe,
-    StopProbe,
-    Tick,
-    Traffic,
+    SetProbing,
 )
-from holdfast.wire.framed import Framed
-from holdfast.wire.frames import FrameError
-from holdfast.wire.messages import Beat, Failing, ProcessIdentity, Welcome, decode_to_frontend
+from holdfast.wire.messages import Beat, Failing, ProcessIdentity, ToFrontend, Welcome
+from holdfast.wire.worker_connection import WorkerConnection
 
-CONNECT_TIMEOUT_S = 2.0  # a beat thread answers at once; one that does not is tried again
-# Between tries to open a beat connection: the judge's first doubt comes later than two of them.
+CONNECT_TIMEOUT_S = 2.0  # a beat thread answers at once; if it does not, the watcher connects again
+# Pause between attempts to open a beat connection: two fit in before the judge makes a worker SUSPECT.
 REOPEN_S = 0.2
-# Beats come ten times a second at most, and are taken as often.
+# Beats kept between two ticks: at most ten come in a second, and there are ten ticks.
 BEATS_MAX = 64
-REASON_CHARS_MAX = 200  # of a worker's last words: people read them in one line
+REASON_CHARS_MAX = 200  # of a worker's reason for its exit: people read it in one line
 
-Finding = Judged | MoveStreams
+Finding = LivenessChanged | MoveLostStreams
 
 
 def is_local(identity: ProcessIdentity) -> bool:
-    """Can this process be looked at from here? A pid says something only in its own boot and namespace."""
+    """Return True if this process can be probed from here: a pid is valid only in its own boot and namespace."""
     if not identity.boot_id or not identity.pid_namespace:
         return False
     if (identity.boot_id, identity.pid_namespace) != (boot_id(), pid_namespace()):
         return False
-    # Hidden by hidepid, or already dead and its pid someone else's: neither may be judged by what we see.
+    # /proc may hide the process (hidepid), or it is dead and its pid was reused: then /proc proves nothing about it.
     stat = read_process(identity.pid)
     return stat is not None and stat.start_ticks == identity.start_ticks
 
 
 def own_identity(beat_thread: int) -> ProcessIdentity:
-    """Where an observer on this machine can look at this process. `beat_thread` is a native thread id."""
+    """Return the identity with which an observer on this machine can probe this process. `beat_thread` is a native
+    thread id."""
     stat = read_process(os.getpid())
     assert stat is not None, "/proc is not mounted, or does not show this process"
     return ProcessIdentity(boot_id(), pid_namespace(), os.getpid(), stat.start_ticks, beat_thread)
 
 
 def probe(identity: ProcessIdentity) -> ProbeResult:
-    """One look. Only meaningful where `is_local`."""
+    """Read the process's state from /proc. Only meaningful where `is_local`."""
     stat = read_process(identity.pid)
     if stat is None or stat.start_ticks != identity.start_ticks:
         return ProbeResult(gone=True)
@@ -76,15 +76,15 @@ def probe(identity: ProcessIdentity) -> ProbeResult:
 
 
 def _thread(pid: int, thread: int) -> tuple[str, int]:
-    """State letter and context switches of one thread; ("", 0) if it is gone."""
+    """Return the state letter and context switches of one thread; ("", 0) if it is gone."""
     text = read_text(f"/proc/{pid}/task/{thread}/status") or ""
     fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     switches = sum(int(fields.get(f"{kind}_ctxt_switches", "0")) for kind in ("voluntary", "nonvoluntary"))
     return fields.get("State", "").strip()[:1], switches
 
 
-class BeatConnection(Framed):
-    """Beats in, from a thread that does nothing else."""
+class BeatConnection(WorkerConnection):
+    """A connection that receives beats; the thread that sends them does nothing else."""
 
     purpose = "beat"
 
@@ -93,24 +93,19 @@ class BeatConnection(Framed):
         self._on_failing = on_failing
         self.beats: list[Beat] = []  # since the last tick
 
-    def data_received(self, data: bytes) -> None:
-        try:
-            for payload in self._splitter.feed(data):
-                message = decode_to_frontend(payload)
-                if isinstance(message, Beat):
-                    self.beats.append(message)
-                    del self.beats[:-BEATS_MAX]
-                elif isinstance(message, Failing) and self.welcomed.done():
-                    self._on_failing(message.reason[:REASON_CHARS_MAX])
-                else:
-                    self._first(message)
-        except FrameError as error:
-            self._break(f"worker sent what is not our protocol: {error}")
+    def on_message(self, message: ToFrontend) -> None:
+        if isinstance(message, Beat):
+            self.beats.append(message)
+            del self.beats[:-BEATS_MAX]
+        elif isinstance(message, Failing) and self.welcomed:
+            self._on_failing(message.reason[:REASON_CHARS_MAX])
+        else:
+            super().on_message(message)
 
 
 class BeatWatcher:
-    """One process under watch. `check` raises ConnectionError for a welcome of anybody else; `ask` sends it a `Ping`,
-    if there is a data connection to it; `on_failing` hears why it exits, if it says so."""
+    """A watcher of one process. `check` raises ConnectionError for the welcome of another process; `ask` sends a `Ping`
+    on the data connection, if there is one; `on_failing` gets the reason for the process's exit, if it sends one."""
 
     def __init__(
         self,
@@ -136,28 +131,29 @@ class BeatWatcher:
         self._beat: BeatConnection | None = None
         self._identity: ProcessIdentity | None = None
         self._probing = False
-        self.last: Beat | None = None  # the latest there was
+        self.last: Beat | None = None  # the latest beat
 
     async def open(self) -> None:
-        """Connect to the process's beat thread; OSError or TimeoutError if it does not answer."""
+        """Connect to the process's beat thread. Raises OSError or TimeoutError if it does not answer."""
         beat = BeatConnection(self._peer, self._on_failing)
         try:
             await self._network.connect(parse_address(self._address), lambda: beat, CONNECT_TIMEOUT_S)
             welcome = await beat.welcome(CONNECT_TIMEOUT_S)
             self._check(welcome)
         except BaseException:
-            beat.close()
+            beat.abort()
             raise
         self._beat, self._identity = beat, welcome.process
-        answers = self._ask is not None and welcome.load > 0  # an older version would not know the question
+        answers = self._ask is not None and welcome.load > 0  # older versions do not know pings
         self._tell(Connected(is_local(welcome.process), answers), self._loop.time())
 
     async def keep(self, due: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Hold a beat connection for ever, and open another where it broke; `due` returns when there is one to have."""
+        """Keep a beat connection open until cancelled, reopening it when it breaks. `due` returns when the next attempt
+        can be made."""
         while True:
             if due is not None:
                 await due()
-            with contextlib.suppress(OSError, ValueError):  # an address may be none
+            with contextlib.suppress(OSError, ValueError):  # ValueError: the address is invalid
                 if self._beat is None:
                     await self.open()
                 await self._lost()
@@ -167,43 +163,43 @@ class BeatWatcher:
         beat = self._beat
         assert beat is not None, self
         try:
-            await asyncio.shield(beat.lost)
+            await beat.closed.wait()
         finally:
-            beat.close()
+            beat.abort()
         if self._beat is beat:
             self._beat = None
             self._tell(Disconnected(), self._loop.time())
 
-    def begin_anew(self) -> None:
-        """Another process, or another session with it: all that was judged is void."""
+    def reset(self) -> None:
+        """Discard the verdict, because there is another process or another session with it."""
         if self._beat is not None:
-            self._beat.close()
+            self._beat.abort()
             self._beat = None
         self._identity, self._probing = None, False
         self.judge = Judge(self.judge.name)
 
     def hear(self) -> None:
-        """A sign of life from elsewhere: one that was doubted is trusted in this moment."""
-        self._tell(Traffic(), self._loop.time())
+        """Note a sign of life from another connection, which ends the process's silence at once."""
+        self._tell(DataReceived(), self._loop.time())
 
     def tick(self, now_s: float, *, heard: bool = False, streams_open: bool = False) -> None:
-        """The observer's own tick; `heard`: it had a sign of life from elsewhere since the last."""
+        """Tick the judge. `heard`: a sign of life came on another connection since the last tick."""
         if heard:
-            self._tell(Traffic(), now_s)
+            self._tell(DataReceived(), now_s)
         if self._beat is not None:
             for beat in self._beat.beats:
                 self.last = beat
                 self._tell(beat, now_s)
             self._beat.beats.clear()
-        self._tell(Tick(streams_open), now_s)
+        self._tell(LivenessTick(streams_open), now_s)
         if self._probing and self._identity is not None:
             self._tell(probe(self._identity), now_s)
 
-    def _tell(self, event: Event, now_s: float) -> None:
+    def _tell(self, event: LivenessEvent, now_s: float) -> None:
         for effect in self.judge.step(event, now_s):
-            if isinstance(effect, StartProbe | StopProbe):
-                self._probing = isinstance(effect, StartProbe)
-            elif isinstance(effect, Ask):
+            if isinstance(effect, SetProbing):
+                self._probing = effect.on
+            elif isinstance(effect, AskOnData):
                 if self._ask is not None:
                     self._ask()
             else:

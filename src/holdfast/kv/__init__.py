@@ -1,1 +1,2 @@
-"""The KV pool of one device: its geometry, its crash-consistent prefix index, adoption, and the owner's allocator."""
+"""The KV pool of one device: its geometry, its crash-consistent prefix index, its adoption, and the owner's
+allocator."""

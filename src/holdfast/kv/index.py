@@ -1,16 +1,18 @@
 """The prefix index of a KV pool, in memory that outlives its owner: one header, one 64-byte entry per block.
 
-Crash model: the owner dies at any instruction; what it had stored, in program order, is there. So every change that
-matters is *one aligned 8-byte store*, and what it vouches for is stored before it:
-- `open` stores OPEN with the next generation before anything may be queued that writes the block. It also withdraws.
-- `publish` stores the fields and their sum, and last the word FULL: only an entry whose content is complete says so.
+Crash model: the owner may die at any instruction; its stores up to there, in program order, remain. So each state
+change is *one aligned 8-byte store*, made after the stores of all data that it declares valid:
+- `open` stores OPEN with the next generation, before work that writes the block is queued. This also withdraws the
+  block's old content.
+- `publish` stores the fields and their sum, and the word FULL last: only a complete entry is FULL.
 - `free` stores FREE once the last possible writer has retired.
-The sum is over everything but the heat, with the word itself, the block id and the geometry: an entry torn, damaged,
-moved, left from an earlier generation or from another geometry is never whole.
 
-Why one store: item assignment on a memoryview cast to "Q" is CPython's `memcpy(ptr, &x, 8)` with a constant size, which
-compilers emit as one 8-byte store, and aligned ones are single-copy atomic on x86-64 and aarch64. (`struct` with an
-explicit byte order writes byte by byte.) Offsets here are multiples of 8 and a mapping starts on a page.
+The sum covers the word, all fields except the heat, the block id and the geometry. An entry is *whole* if its sum is
+correct. An entry that is torn, damaged, moved, or from an earlier generation or another geometry is never whole.
+
+Why one store: item assignment on a memoryview cast to "Q" is CPython's `memcpy(ptr, &x, 8)` with a constant size.
+Compilers emit it as one 8-byte store, and aligned ones are single-copy atomic on x86-64 and aarch64. (`struct` with an
+explicit byte order writes byte by byte.) Offsets here are multiples of 8, and a mapping starts on a page boundary.
 """
 
 from __future__ import annotations
@@ -34,15 +36,15 @@ STATIC_BYTES = OWNER_WORD * 8
 # Words of an entry.
 WORD, EPOCH, SHAPE, SUM, HEAT, KEY_LOW, KEY_HIGH = range(7)
 
-# The low 16 bits of the word; the generation is above. Any two states differ in both bytes, so one damaged byte makes
-# no state out of another, and what is none of the three is treated as OPEN.
+# The state is the low 16 bits of the word, the generation the bits above. Any two states differ in both bytes, so one
+# damaged byte never turns one state into another. Any other value is treated as OPEN.
 FREE, OPEN, FULL = 0x0000, 0x3C5A, 0xC3A5
 STATE_BITS = 16
 STATE_MASK = (1 << STATE_BITS) - 1
 
 LIVE = 1 << 63  # in the heat: a running stream holds this block
 U64 = (1 << 64) - 1
-MIX = 0x9E3779B97F4A7C15  # odd, so a multiplication loses nothing
+MIX = 0x9E3779B97F4A7C15  # odd, so multiplying by it modulo 2**64 is invertible
 EPOCH_MAX = (1 << 48) - 1  # unix milliseconds fit until the year 10,889
 ADOPTIONS_MAX = 255
 
@@ -53,31 +55,31 @@ _HEAD = Struct("=16s4Q16sQ")
 
 
 class Words(Protocol):
-    """Aligned 8-byte words; each assignment is one store."""
+    """An array of aligned 8-byte words; each assignment is one store."""
 
     def __getitem__(self, at: int, /) -> int: ...
     def __setitem__(self, at: int, value: int, /) -> None: ...
 
 
 class Misuse(AssertionError):
-    """The caller broke the index's rules: a bug, and nothing has been stored."""
+    """Raised if the caller broke the index's rules, which is a bug. Nothing has been stored."""
 
 
-# One adoption without a canary is the failover itself; the second means that it did not last.
+# The first adoption without a canary is the failover itself; a second one means that the new owner died early too.
 ADOPTIONS_WITHOUT_CANARY_MAX = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
-    """Who may write, and how often the pool was adopted since a canary last passed on it."""
+class IndexOwner:
+    """The epoch that may write, and how often the pool was adopted since a canary last passed on it."""
 
     epoch: int
     adoptions: int
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One block's entry as it stands, believed or not."""
+class IndexEntry:
+    """One block's entry as stored; it may be invalid (see `whole`)."""
 
     state: int
     generation: int
@@ -94,7 +96,7 @@ def index_bytes(geometry: Geometry) -> int:
 
 
 def static_header(geometry: Geometry) -> bytes:
-    """The header but for its last word. A reader compares all of it: a difference anywhere is another geometry."""
+    """Return the header without its last word. A reader compares it whole: any difference means another geometry."""
     text = geometry.text
     if _HEAD.size + len(text) > STATIC_BYTES:
         raise ValueError(f"the geometry's text takes {len(text)} bytes, {STATIC_BYTES - _HEAD.size} fit; shorten it")
@@ -103,8 +105,11 @@ def static_header(geometry: Geometry) -> bytes:
 
 
 def entry_sum(seed: int, block: int, word: int, epoch: int, shape: int, low: int, high: int) -> int:
-    """A keyed mix that numpy can do for all entries at once (adopt.py has the same rounds). Each round is a bijection
-    of the state and of its input, so a change in one word is always seen; in several, but for one case in 2**64."""
+    """Return a keyed checksum that numpy can compute for all entries at once (`adopt.sums` has the same rounds).
+
+    Each round is a bijection of the state and of its input. So a change in one word is always detected, and changes in
+    several words in all but one of 2**64 cases.
+    """
     mixed = (seed ^ block) * MIX & U64
     mixed = ((mixed ^ (mixed >> 32)) ^ word) * MIX & U64
     mixed = ((mixed ^ (mixed >> 32)) ^ epoch) * MIX & U64
@@ -114,18 +119,19 @@ def entry_sum(seed: int, block: int, word: int, epoch: int, shape: int, low: int
     return mixed ^ (mixed >> 32)
 
 
-def owner_word(owner: Owner) -> int:
-    """Epoch, adoptions and a check byte in one word, so that one store changes both and one damaged byte shows."""
+def owner_word(owner: IndexOwner) -> int:
+    """Return epoch, adoptions and a check byte in one word: one store changes both, and one damaged byte is
+    detected."""
     if not 0 < owner.epoch <= EPOCH_MAX:
         raise ValueError(f"an epoch is 1 to {EPOCH_MAX}, got {owner.epoch}")
     body = owner.epoch << 8 | min(owner.adoptions, ADOPTIONS_MAX)
     return body << 8 | _check_byte(body)
 
 
-def read_owner(word: int) -> Owner | None:
-    """None: never owned, or damaged."""
+def read_owner(word: int) -> IndexOwner | None:
+    """Return the owner in the index's header; None if the word was never stored or is damaged."""
     body = word >> 8
-    return Owner(body >> 8, body & 0xFF) if word & 0xFF == _check_byte(body) else None
+    return IndexOwner(body >> 8, body & 0xFF) if word & 0xFF == _check_byte(body) else None
 
 
 def _check_byte(body: int) -> int:
@@ -137,7 +143,7 @@ def _check_byte(body: int) -> int:
 
 
 class Index:
-    """Entries over a buffer the caller mapped (read-only serves for reading). Nothing is stored on construction."""
+    """An index in a buffer that the caller mapped (read-only is enough to read). The constructor stores nothing."""
 
     __slots__ = ("_bytes", "_count", "_seed", "_static", "geometry", "words")
 
@@ -155,15 +161,15 @@ class Index:
 
     def __repr__(self) -> str:
         owner = self.owner
-        who = f"epoch {owner.epoch}, {owner.adoptions} adoptions since a canary" if owner else "no owner"
-        return f"<kv index: {self.geometry.block_count} blocks, {who}>"
+        owned = f"epoch {owner.epoch}, {owner.adoptions} adoptions since a canary" if owner else "no owner"
+        return f"<kv index: {self.geometry.block_count} blocks, {owned}>"
 
     @property
     def view(self) -> memoryview:
         return self._bytes
 
     def close(self) -> None:
-        """Let go of the buffer, so that its mapping can be closed."""
+        """Release the buffer, so that its mapping can be closed."""
         if isinstance(self.words, memoryview):
             self.words.release()
         self._bytes.release()
@@ -174,10 +180,10 @@ class Index:
         return self._bytes[:STATIC_BYTES].tobytes() == self._static
 
     @property
-    def owner(self) -> Owner | None:
+    def owner(self) -> IndexOwner | None:
         return read_owner(self.words[OWNER_WORD])
 
-    def store_owner(self, owner: Owner) -> None:
+    def store_owner(self, owner: IndexOwner) -> None:
         self.words[OWNER_WORD] = owner_word(owner)
 
     def store_header(self) -> None:
@@ -186,16 +192,17 @@ class Index:
             self.words[at] = word
 
     def format(self, epoch: int) -> None:
-        """Make a *new*, zeroed buffer an empty index of this epoch. A used one is adopted instead."""
+        """Turn a *new*, zeroed buffer into an empty index owned by this epoch. Adopt a used buffer instead."""
         if self._bytes.tobytes().strip(b"\0"):
             raise Misuse("the buffer is not empty; adopt it")
         self.store_header()
-        self.store_owner(Owner(epoch, 0))
+        self.store_owner(IndexOwner(epoch, 0))
 
     # -- entries
 
     def open(self, block: int) -> int:
-        """Before anything is queued that may write the block. Gives the generation that `publish` will ask for."""
+        """Mark a block OPEN, before any work that may write it is queued. Return the generation to pass to
+        `publish`."""
         at = self._at(block)
         word = self.words[at]
         if word & STATE_MASK == OPEN:
@@ -207,7 +214,8 @@ class Index:
     def publish(
         self, block: int, generation: int, key: bytes, *, epoch: int, depth: int, tokens: int, heat: int = 0
     ) -> None:
-        """Once the step that wrote the block's last token has retired, and before that token is shown to anyone."""
+        """Mark a block FULL, after the step that wrote its last token has retired and before a client sees that
+        token."""
         at = self._at(block)
         words = self.words
         if words[at] != generation << STATE_BITS | OPEN:
@@ -221,10 +229,10 @@ class Index:
         words[at + SHAPE] = shape
         words[at + HEAT] = heat
         words[at + SUM] = entry_sum(self._seed, block, word, epoch, shape, low, high)
-        words[at] = word  # last: from here on an adopter believes it
+        words[at] = word  # last: from here on an adopter reuses the block
 
     def free(self, block: int) -> None:
-        """OPEN: only when its last possible writer has retired. FULL: evicted. Its reuse goes through `open`."""
+        """Mark a block FREE: a FULL one to evict it, an OPEN one only after its last possible writer has retired."""
         at = self._at(block)
         word = self.words[at]
         if word & STATE_MASK == FREE:
@@ -232,16 +240,16 @@ class Index:
         self.words[at] = word & ~STATE_MASK
 
     def set_heat(self, block: int, heat: int) -> None:
-        """A hint for the next owner's order of eviction; nothing is believed because of it."""
+        """Store a hint for the next owner's eviction order; it never decides whether a block is valid."""
         self.words[self._at(block) + HEAT] = heat
 
     def state(self, block: int) -> int:
         return self.words[self._at(block)] & STATE_MASK
 
-    def entry(self, block: int) -> Entry:
+    def entry(self, block: int) -> IndexEntry:
         at = self._at(block)
         word, epoch, shape, total, heat, low, high = (self.words[at + field] for field in range(KEY_HIGH + 1))
-        return Entry(
+        return IndexEntry(
             state=word & STATE_MASK,
             generation=word >> STATE_BITS,
             key=_KEY.pack(low, high),

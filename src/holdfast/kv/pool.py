@@ -1,40 +1,133 @@
-"""The owner's allocator over an index: which block is free, held, cached, awaited or quarantined.
+"""The owner's allocator over an index: decides which block is free, held, cached, awaited or quarantined.
 
-What must always be true:
-- a block is handed out only through `Index.open`, so what an adopter finds is never more than was complete;
-- a block that somebody holds is never evicted; of the others those that streams of the last owner will look for when
-  they come back, the *awaited* ones, go last (`cached`): else early resumes evict late ones;
-- who asks *sparing* gets none of these: worth it while quarantined blocks are about to come back;
-- a quarantined block is not touched before the GPU fence of all earlier owners (facts 4b).
+Always true:
+- A block is handed out only through `Index.open`, so an adopter finds only complete blocks FULL.
+- A block that a stream holds is never evicted.
+- *Awaited* blocks are evicted last (`Cached`): streams of the last owner will look for them when they resume.
+  Otherwise streams that resume early would evict the blocks of those that resume late.
+- `sparing=True` allocates no awaited block. This is useful while quarantined blocks are about to become free.
+- A quarantined block is not touched before the GPU fence of all earlier owners (facts 4b).
 
-No I/O, no clock: "last use" is a count of the pool's own acts.
+No I/O, no clock: "last use" is a counter of the pool's own operations.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from holdfast.kv.cached import Cached
 from holdfast.kv.geometry import KEY_BYTES
-from holdfast.kv.index import ADOPTIONS_WITHOUT_CANARY_MAX, LIVE, Index, Misuse, Owner
+from holdfast.kv.index import ADOPTIONS_WITHOUT_CANARY_MAX, LIVE, Index, IndexOwner, Misuse
 from holdfast.kv.index import FREE as ENTRY_FREE
 
-if TYPE_CHECKING:  # adopt.py loads numpy; an owner that starts fresh does without
+if TYPE_CHECKING:  # adopt.py loads numpy, which an owner of a new pool does not need
     from holdfast.kv.adopt import Adoption
 
-# What a block is to the pool. The first four are `adopt`'s verdicts by the same number.
+
+YOURS = 1  # `adopt`'s verdict by the same number
+
+
+class Cached:
+    """Whole blocks that no stream holds, in the order of eviction.
+
+    Eviction order:
+    - adopted blocks that no stream used when the last owner died, the longest unused first
+    - blocks released since the adoption, the longest unused first
+    - *awaited* blocks: their streams ran when the last owner died and have not resumed yet. The deepest go first (a
+      block without its parent is unreachable).
+
+    Always true: a block that was taken is not evicted. The index is read once, to order the adopted blocks.
+    """
+
+    def __init__(self, adoption: Adoption | None) -> None:
+        self._adoption = adoption
+        # One byte per block: 1 until an adopted block is taken.
+        kept = bytes(verdict == YOURS for verdict in range(256))
+        self._adopted = bytearray(adoption.verdicts.translate(kept) if adoption else b"")
+        self._count = self._adopted.count(1)
+        self._cool: OrderedDict[int, None] = OrderedDict()  # released here, oldest first
+        # Adopted blocks, the next to evict at the end; those taken since are skipped.
+        self._cold: list[int] | None = None  # None: not sorted yet
+        self._awaited: list[int] = []
+        self._awaited_left: set[int] = set()  # `_awaited` without the taken and evicted blocks
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def awaited_count(self) -> int:
+        self._order()
+        return len(self._awaited_left)
+
+    def is_awaited(self, block: int) -> bool:
+        self._order()
+        return block in self._awaited_left
+
+    def add(self, block: int) -> None:
+        """Add a block that its last holder released."""
+        self._cool[block] = None
+        self._count += 1
+
+    def take(self, block: int) -> None:
+        """Remove a block that is held again or no longer needed."""
+        if block in self._cool:
+            del self._cool[block]
+        else:
+            self._adopted[block] = 0
+            self._awaited_left.discard(block)
+        self._count -= 1
+
+    def found(self, block: int) -> None:
+        """Note that a stream looks for a block, held or not. An adopted one is from now on like one released here just
+        now."""
+        if self._adopted and self._adopted[block]:
+            self.take(block)
+            self.add(block)
+
+    def next_to_go(self) -> int | None:
+        """Return the next block to evict, which stays until it is taken."""
+        cold, awaited = self._order()
+        block = self._last(cold)
+        if block is None and self._cool:
+            block = next(iter(self._cool))
+        return self._last(awaited) if block is None else block
+
+    def await_no_more(self) -> None:
+        """Treat what no stream came back for like anything else that is cached, as the oldest of it."""
+        cold, awaited = self._order()
+        self._cold = awaited + cold
+        self._awaited = []
+        self._awaited_left = set()
+
+    def _last(self, order: list[int]) -> int | None:
+        while order and not self._adopted[order[-1]]:
+            order.pop()
+        return order[-1] if order else None
+
+    def _order(self) -> tuple[list[int], list[int]]:
+        """Sort the adopted blocks when room first runs short, not at adoption: that would delay the resumed streams."""
+        if self._cold is None:
+            self._cold = []
+            if self._adoption is not None:
+                cold, awaited = self._adoption.coldest_first(bytes(self._adopted))
+                self._cold, self._awaited = cold[::-1], awaited[::-1]
+                self._awaited_left = set(awaited)
+        return self._cold, self._awaited
+
+
+# The states of a block in the pool. The first four have the numbers of `adopt`'s verdicts.
 FREE, CACHED, _, QUARANTINED, OPEN, HELD = range(6)
-# Ticks of one owner come after all ticks of owners before it: epochs are milliseconds, and 2**14 acts a millisecond are
-# more than a Python process makes. 48 + 14 bits stay below the LIVE bit.
+# An owner's ticks are larger than those of all owners before it: epochs are milliseconds, and a Python process makes
+# fewer than 2**14 operations per millisecond. 48 + 14 bits stay below the LIVE bit.
 TICKS_PER_EPOCH_BITS = 14
 
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """Not that many blocks now; `quarantined` ones come back at the GPU fence, held ones as streams end, and `spared`
-    ones are not for who asked sparing."""
+    """Refusal: fewer than `asked` blocks are available. `quarantined` blocks become free at the GPU fence, held ones
+    when streams end. `spared` counts awaited blocks, which a caller with `sparing` does not get."""
 
     asked: int
     free: int
@@ -44,17 +137,17 @@ class NoRoom:
 
 @dataclass(frozen=True, slots=True)
 class KvUse:
-    """How full a pool is at one moment; the totals since its owner took it. Plain numbers, for whoever shows them."""
+    """Usage of a pool at one moment, and prefix totals since its owner took it."""
 
-    blocks: int = 0  # all there are
+    blocks: int = 0  # all blocks of the pool
     held: int = 0  # by streams
-    cached: int = 0  # whole, nobody's, and found by whoever has the same prefix
-    prefix_tokens: int = 0  # that streams looked for as they started
+    cached: int = 0  # whole and held by no stream; a request with the same prefix reuses them
+    prefix_tokens: int = 0  # that streams looked up when they started
     prefix_hit_tokens: int = 0  # of these, found
 
     @property
     def usage(self) -> float:
-        """The share that streams hold."""
+        """Return the share of blocks that streams hold."""
         return self.held / self.blocks if self.blocks else 0.0
 
     @property
@@ -63,7 +156,7 @@ class KvUse:
 
 
 class Pool:
-    """Block ids of one device for its owner. One thread; every act takes a few microseconds."""
+    """Allocates the block ids of one device for its owner. For one thread; each call takes a few microseconds."""
 
     def __init__(self, index: Index, epoch: int, *, adoption: Adoption | None = None) -> None:
         count = index.geometry.block_count
@@ -76,11 +169,11 @@ class Pool:
         self._adoption = adoption
         self._kinds = bytearray(adoption.verdicts if adoption else count)
         self._blocks = adoption.by_key if adoption else {}  # key → block
-        self._keys: dict[int, bytes] = {}  # of adopted blocks only once they were held
+        self._keys: dict[int, bytes] = {}  # an adopted block is added when it is first held
         self._refs = [0] * count
         self._free = adoption.blocks_of(FREE) if adoption else list(range(count))  # taken from the end
         self._cached = Cached(adoption)
-        self.fence_awaited = QUARANTINED in self._kinds  # soon, so that who can wait for room, should
+        self.fence_awaited = QUARANTINED in self._kinds  # True: the GPU fence frees blocks soon, so wait
         self._twins: dict[int, int] = {}
         self._tick = epoch << TICKS_PER_EPOCH_BITS
         self._asked_blocks = self._found_blocks = 0  # by `lookup`
@@ -93,7 +186,7 @@ class Pool:
         )
 
     def use(self) -> KvUse:
-        """How full it is; another thread may ask."""
+        """Return the pool's usage. Safe to call from another thread."""
         count, cached, size = len(self._kinds), self.cached_count, self._block_tokens
         held = count - self.free_count - cached - self.quarantined_count
         return KvUse(count, held, cached, self._asked_blocks * size, self._found_blocks * size)
@@ -104,12 +197,12 @@ class Pool:
 
     @property
     def cached_count(self) -> int:
-        """Whole blocks nobody holds: found by their key, and evicted when room is needed."""
+        """Return the number of whole blocks that no stream holds. `lookup` finds them until they are evicted."""
         return len(self._cached)
 
     @property
     def awaited_count(self) -> int:
-        """Of the cached ones, those of the dead owner's streams that have not come back."""
+        """Return how many cached blocks belong to the dead owner's streams that have not resumed."""
         return self._cached.awaited_count
 
     @property
@@ -119,18 +212,18 @@ class Pool:
     # -- a stream's blocks
 
     def match(self, keys: Sequence[bytes]) -> int:
-        """How many leading blocks of a sequence are here."""
+        """Return how many leading blocks of a sequence the pool has."""
         for count, key in enumerate(keys):
             if key not in self._blocks:
                 return count
         return len(keys)
 
     def adopted(self, key: bytes) -> bool:
-        """Whether the last owner left a whole block of this key. If it is not found now, we have evicted it."""
+        """Return True if the last owner left a whole block of this key. If it is missing now, this pool evicted it."""
         return self._adoption is not None and self._adoption.had(key)
 
     def lookup(self, keys: Sequence[bytes]) -> list[int]:
-        """The blocks of the longest known prefix, each held once more until `release`."""
+        """Return the blocks of the longest known prefix. Each gets one more hold, until `release`."""
         found: list[int] = []
         for key in keys:
             block = self._blocks.get(key)
@@ -143,14 +236,14 @@ class Pool:
         return found
 
     def find(self, key: bytes) -> int | None:
-        """The whole block of this key, for `hold`. If it was awaited, it is so no more: somebody has come for it."""
+        """Return the whole block of this key, for `hold`. It no longer counts as awaited: its stream has resumed."""
         block = self._blocks.get(key)
         if block is not None:
             self._cached.found(block)
         return block
 
     def hold(self, block: int) -> None:
-        """One hold more on a whole block, until `release`."""
+        """Add a hold on a whole block, until `release`."""
         if self._kinds[block] not in (CACHED, HELD):
             raise Misuse(f"block {block} is not whole")
         self._refs[block] += 1
@@ -164,8 +257,8 @@ class Pool:
         self.index.set_heat(block, self._tick | LIVE)
 
     def fits(self, keys: Sequence[bytes], count: int, *, sparing: bool = False) -> bool:
-        """Whether a sequence of `count` blocks, of which `keys` name the leading ones, would get them all from `lookup`
-        and `allocate`. Only looks: no block's age changes, and what is awaited stays so."""
+        """Return True if `lookup` and `allocate` would get a sequence all its `count` blocks. `keys` name the leading
+        ones. Changes nothing."""
         if count <= len(self._free):
             return True
         found = [self._blocks[key] for key in keys[: self.match(keys)]]
@@ -179,8 +272,8 @@ class Pool:
         return asked <= room
 
     def allocate(self, count: int = 1, *, sparing: bool = False) -> list[tuple[int, int]] | NoRoom:
-        """That many open blocks with their generations, held once; all or none. What is evicted is withdrawn by the
-        very store that opens it."""
+        """Open `count` blocks, hold each once, and return them with their generations; all or none. The store that
+        opens an evicted block also withdraws its old content."""
         if len(self._free) < count:
             spared = self.awaited_count if sparing else 0
             if len(self._free) + len(self._cached) - spared < count:
@@ -195,10 +288,14 @@ class Pool:
         return taken
 
     def publish(self, block: int, generation: int, key: bytes, depth: int) -> int:
-        """Once the step that filled it has retired, before its tokens are shown. Gives the block that now answers for
-        the key: another one, if that was published before and is held. Then ours stays open (and its holder's), and
-        the other is held with it: what the stream would need again after our death is not evicted under it. One that
-        nobody holds makes way for ours: a text that is made again would else take its room twice."""
+        """Publish a block, after the step that filled it has retired and before a client sees its tokens. Return the
+        block that the key now maps to.
+
+        If another block already has this key:
+        - If a stream holds it, return that block. Ours stays open and keeps a hold on it, so that the stream finds it
+          if we die.
+        - Otherwise free it and publish ours: the same content must not take room twice.
+        """
         other = self._blocks.get(key)
         if other is not None and other != block and self._refs[other]:
             if block not in self._twins:
@@ -212,20 +309,20 @@ class Pool:
         self._kinds[block] = HELD
         self._blocks[key] = block
         self._keys[block] = key
-        if other is not None and other != block:  # after ours is there: an adopter finds one of them at any instant
+        if other is not None and other != block:  # after publishing ours: an adopter always finds one of them
             self._cached.take(other)
             self._keys.pop(other, None)
             self._become_free(other)
         return block
 
     def release(self, blocks: Sequence[int], *, live: bool = False) -> None:
-        """Give up one hold on each, in the stream's order. An open one becomes free: to be called only when its last
-        possible writer has retired, for cancelled and preempted streams too. `live`: the stream only waits for room,
-        so after our death it is awaited like those that ran."""
-        for block in reversed(blocks):  # the deepest becomes the oldest: a child is no use without its parent
+        """Release one hold on each block, given in the stream's order. An open block becomes free, so call this only
+        after its last possible writer has retired, also for cancelled and preempted streams. `live` means that the
+        stream only waits for room: if we die, its blocks are awaited like those of running streams."""
+        for block in reversed(blocks):  # the deepest becomes the oldest: a child is unreachable without its parent
             refs = self._refs[block] - 1
             if refs < 0:
-                raise Misuse(f"block {block} is held by nobody")
+                raise Misuse(f"block {block} is not held")
             self._refs[block] = refs
             if not refs:
                 self._let_go(block, LIVE if live else 0)
@@ -233,14 +330,14 @@ class Pool:
     # -- the pool as a whole
 
     def evict(self, count: int) -> int:
-        """Make up to `count` cached blocks free; says how many."""
+        """Free up to `count` cached blocks; return how many were freed."""
         count = min(count, len(self._cached))
         for _ in range(count):
             self._become_free(self._evict_one())
         return count
 
     def gpu_fence_passed(self) -> int:
-        """All work of all earlier owners is over: quarantined blocks are free. Says how many those were."""
+        """Free the quarantined blocks, because all GPU work of earlier owners has ended. Return how many there were."""
         block, blocks = -1, []
         while (block := self._kinds.find(QUARANTINED, block + 1)) >= 0:
             blocks.append(block)
@@ -252,20 +349,20 @@ class Pool:
         return len(blocks)
 
     def fence_is_late(self) -> None:
-        """It will come, but nobody shall wait for room because of it."""
+        """Note that the GPU fence will come late, so that no stream waits for the blocks it frees."""
         self.fence_awaited = False
 
     def streams_resumed(self) -> None:
-        """No stream of the dead owner is awaited any more: what none of them took is cached like anything else."""
+        """Stop waiting for streams of the dead owner: treat the remaining awaited blocks like other cached blocks."""
         self._cached.await_no_more()
 
     def canary_passed(self) -> None:
-        """What was adopted makes right tokens: the next adopter may believe it again."""
-        self.index.store_owner(Owner(self.epoch, 0))
+        """Record that the adopted blocks give correct tokens, so that the next adopter may reuse the pool."""
+        self.index.store_owner(IndexOwner(self.epoch, 0))
 
     def distrust(self) -> None:
-        """What was computed here is not to be believed: the next adopter starts with nothing."""
-        self.index.store_owner(Owner(self.epoch, ADOPTIONS_WITHOUT_CANARY_MAX))
+        """Record that this pool's content is suspect: the next adopter reuses no block."""
+        self.index.store_owner(IndexOwner(self.epoch, ADOPTIONS_WITHOUT_CANARY_MAX))
 
     # -- inside
 
@@ -286,7 +383,7 @@ class Pool:
         self._free.append(block)
 
     def _evict_one(self) -> int:
-        """The next to go leaves the books; its entry changes with the store that follows."""
+        """Remove the next block to evict from the pool's maps and return it. The caller changes its index entry."""
         block = self._cached.next_to_go()
         if block is None:
             raise Misuse("nothing is left to evict")
@@ -295,6 +392,51 @@ class Pool:
         return block
 
     def _adopted_key(self, block: int) -> bytes:
-        """From our own copy: a key damaged in the index since must not leave a withdrawn block findable."""
+        """Return the key from the adoption's copy. The index's copy may be damaged; then an evicted block would stay
+        in `_blocks`."""
         assert self._adoption is not None
         return self._adoption.keys[block * KEY_BYTES : (block + 1) * KEY_BYTES]
+
+
+# -- streams that came back
+
+
+def within_a_block(recomputed_tokens: int, block_tokens: int) -> bool:
+    """Return True if a stream that found all its blocks may have recomputed this many positions: those after its last
+    full block. One whole block is allowed, because an engine may count the last token, which is always computed."""
+    return recomputed_tokens <= block_tokens
+
+
+@dataclass(slots=True)
+class Resumes:
+    """Counts of the streams that resumed after an owner's death, since the pool was adopted.
+
+    When a client sees a token, all full blocks before it have been published. So a stream that resumes with part of its
+    answer is one of:
+    - *resident*: all its full blocks are found, and at most one block is left to compute.
+    - *evicted*: the first block not found was adopted, so this owner evicted it.
+    - *missing*: the block was evicted by an earlier owner, made in another pool, or lost; the pool cannot tell which.
+      If there is room for all streams, this must not happen.
+
+    A stream that has shown no token yet may have no block, and is not counted."""
+
+    resumed_total: int = 0
+    resumed_resident_total: int = 0
+    resumed_evicted_total: int = 0
+    resumed_missing_total: int = 0
+    recomputed_tokens_total: int = 0  # KV positions not found; the last token's is never looked up
+    recomputed_tokens_max: int = 0  # of one stream
+    recomputed_tokens_resident_max: int = 0  # of one resident stream
+
+    def count(self, pool: Pool, keys: Sequence[bytes], found: int, recomputed_tokens: int) -> None:
+        """Count a resumed stream: of the blocks it should have, `keys`, the first `found` were in the pool."""
+        self.resumed_total += 1
+        self.recomputed_tokens_total += recomputed_tokens
+        self.recomputed_tokens_max = max(self.recomputed_tokens_max, recomputed_tokens)
+        if found == len(keys):
+            self.resumed_resident_total += 1
+            self.recomputed_tokens_resident_max = max(self.recomputed_tokens_resident_max, recomputed_tokens)
+        elif pool.adopted(keys[found]):
+            self.resumed_evicted_total += 1
+        else:
+            self.resumed_missing_total += 1

@@ -1,7 +1,7 @@
-"""Memory that outlives processes: the vault that keeps pages, and what its clients call.
+"""Memory that outlives processes: the vault that keeps pages, and the API of its clients.
 
-These names are the face of this room (docs/memory.md). They are looked up when asked for, so that importing the room
-loads neither torch nor numpy, nor anything else behind them.
+These names are the package's public API (docs/memory.md). They are imported on first use, so that importing the package
+loads neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.memory.client.calls import MemoryLost
+    from holdfast.memory.client.calls import MemoryLost, StaleMemoryLayoutError, VaultRefused
     from holdfast.memory.client.pool import PoolClient
     from holdfast.memory.client.weights import MemoryClient
     from holdfast.memory.devices import open_device
-    from holdfast.memory.errors import StaleMemoryLayoutError, VaultRefused
-    from holdfast.memory.layout import Layout
-    from holdfast.memory.packing import TensorSpec
+    from holdfast.memory.layout import Layout, TensorSpec
     from holdfast.memory.vault.launch import VaultProcesses
     from holdfast.memory.vault.settings import VaultSettings
     from holdfast.memory.writer_lock import WriterLock
@@ -38,13 +36,11 @@ __all__ = [
 ]
 
 _PLACES = {
-    "memory.client.calls": ("MemoryLost",),
+    "memory.client.calls": ("MemoryLost", "StaleMemoryLayoutError", "VaultRefused"),
     "memory.client.pool": ("PoolClient",),
     "memory.client.weights": ("MemoryClient",),
     "memory.devices": ("open_device",),
-    "memory.errors": ("StaleMemoryLayoutError", "VaultRefused"),
-    "memory.layout": ("Layout",),
-    "memory.packing": ("TensorSpec",),
+    "memory.layout": ("Layout", "TensorSpec"),
     "memory.vault.launch": ("VaultProcesses",),
     "memory.vault.settings": ("VaultSettings",),
     "memory.writer_lock": ("WriterLock",),

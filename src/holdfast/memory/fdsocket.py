@@ -1,8 +1,10 @@
 """Frames with file descriptors over a Unix socket: a 6-byte header (length, number of fds), then the body.
 
-asyncio's transports cannot carry descriptors, so this is a non-blocking socket on the event loop's readiness calls.
-Always true: received descriptors are close-on-exec; a truncated control message is an error, never silently fewer
-descriptors (fact 4d); descriptors nobody took are closed; lengths and counts are bounded before anything is kept.
+asyncio's transports cannot carry descriptors, so this uses a non-blocking socket with the event loop's readiness calls.
+Always true:
+- Received descriptors are close-on-exec; those that no handler took are closed.
+- A truncated control message is an error, never silently fewer descriptors (fact 4d).
+- Lengths and counts are checked before anything is stored.
 """
 
 from __future__ import annotations
@@ -17,16 +19,16 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from holdfast.core.peers import peer_uid
+from holdfast.core.procfs import peer_uid
 
 # The kernel's own bound on one message (SCM_MAX_FD).
 FDS_PER_FRAME_MAX = 253
-# 100,000 tensors with long names are some 20 MB; a layout is the largest thing that travels.
+# A layout is the largest message: 100,000 tensors with long names take some 20 MB.
 FRAME_BYTES_MAX = 32 * 1024 * 1024
-# What a peer that does not read may leave here; a set of slabs is a few kB a frame.
+# Unsent data for a peer that does not read; a set of slabs takes a few kB per frame.
 UNSENT_BYTES_MAX = 64 * 1024 * 1024
 UNSENT_FDS_MAX = 8192  # twice the slabs of the largest set
-# Frames of one peer handled before the others have their turn: some milliseconds.
+# Frames of one peer handled before other peers get their turn: some milliseconds.
 FRAMES_PER_TURN = 32
 
 _HEADER = struct.Struct(">IH")
@@ -35,12 +37,12 @@ _RECEIVE_BYTES = 256 * 1024
 
 
 class FdProtocolError(Exception):
-    """The peer broke the framing; the connection is over."""
+    """Raised when the peer broke the framing; the connection is closed."""
 
 
 @dataclass(slots=True)
 class Frame:
-    """One received frame; whoever handles it owns its descriptors and takes or closes them."""
+    """A received frame. Its handler owns the descriptors and takes or closes them."""
 
     body: bytes
     fds: list[int]
@@ -56,7 +58,7 @@ class _Outgoing:
 
 
 class FdSplitter:
-    """Cuts received bytes and descriptors into frames. Pure but for closing what it refuses."""
+    """Splits received bytes and descriptors into frames. Its only side effect: it closes refused descriptors."""
 
     __slots__ = ("_buffer", "_fds", "bytes_max", "fds_max")
 
@@ -81,7 +83,6 @@ class FdSplitter:
         return frames
 
     def _cut(self, frames: list[Frame]) -> int:
-        """Cut off every complete frame; how many bytes they were."""
         at = 0
         while len(self._buffer) - at >= _HEADER.size:
             size, count = _HEADER.unpack_from(self._buffer, at)
@@ -117,9 +118,9 @@ class FdConnection:
         self._unsent_bytes = 0
         self._unsent_fds = 0
         self._writing = False
-        self._deaf = False  # it reads no more; what it said last, and its end, are still to be read
+        self._deaf = False  # the peer no longer reads; its last frames and its EOF are still to be read
         self.open = True
-        self.peer_ended = False  # the end came from the other side; else it was ours, for want of memory, say
+        self.peer_ended = False  # the peer closed the connection; else we did, for example out of memory
         self._loop.add_reader(sock.fileno(), self._readable)
 
     def fileno(self) -> int:
@@ -132,7 +133,7 @@ class FdConnection:
         return peer_uid(self._sock)
 
     def peer_pidfd(self) -> list[int]:
-        """A pidfd of the process that connected, where the kernel (6.5) and its life allow one."""
+        """Return a pidfd of the process that connected; none before Linux 6.5 or if the process has ended."""
         try:
             return [self._sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)]
         except OSError:
@@ -159,7 +160,7 @@ class FdConnection:
         self._deliver()
 
     def _deliver(self) -> None:
-        """Hand frames on, a few at a time; nothing more is read, not even the end, before all were."""
+        """Pass frames to the handler, a few at a time. Nothing more is read, not even EOF, until all are passed on."""
         for _ in range(FRAMES_PER_TURN):
             if not self.open or not self._arrived:
                 break
@@ -266,7 +267,7 @@ class FdConnection:
 def receive(
     sock: socket.socket, data_bytes: int = _RECEIVE_BYTES, fds_max: int = FDS_PER_FRAME_MAX, also: int = 0
 ) -> tuple[bytes, list[int]]:
-    """One recvmsg; EOFError at the end, FdProtocolError when descriptors were cut off."""
+    """Call recvmsg once. Raises EOFError at the end, FdProtocolError if descriptors were cut off."""
     fds = array.array("i")
     control_bytes = socket.CMSG_SPACE(fds_max * fds.itemsize)
     data, control, flags, _ = sock.recvmsg(data_bytes, control_bytes, socket.MSG_CMSG_CLOEXEC | also)
@@ -283,11 +284,11 @@ def receive(
 
 
 def copy_all(fds: list[int]) -> list[int]:
-    """Close-on-exec copies of all, or OSError and of none."""
+    """Return close-on-exec copies of all, or raise OSError and keep none."""
     copies: list[int] = []
     try:
         for fd in fds:
-            copies.append(os.dup(fd))  # one by one: what was copied must be known when one fails
+            copies.append(os.dup(fd))  # one by one: if one fails, the others must be closed
     except OSError:
         close_all(copies)
         raise

@@ -1,8 +1,8 @@
 """The messages between a vault and its clients, and between a vault and its keeper.
 
-Every connection to a vault opens with `Hello` and one descriptor, its own pidfd (fact 4d: `SO_PEERPIDFD` names who
-connected, not who holds the socket). Calls carry a number of the client's; every call is answered once. Notices come
-unasked and have no number.
+A client opens every connection to a vault with `Hello` and one descriptor: its own pidfd. (Fact 4d: `SO_PEERPIDFD`
+names the process which connected, not the one that holds the socket.) The client numbers its calls, and the vault
+answers each once. Notices have no number and answer no call.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ VERSION = 1
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
-    """Everything that is sent; each kind has a tag of its own."""
+    """Base of all messages; each kind has its own tag."""
 
 
 class Call(Message, frozen=True):
-    """What is asked under a number, and what is answered under it."""
+    """A numbered request, or the answer with the same number."""
 
     call: int
 
@@ -28,10 +28,10 @@ class Call(Message, frozen=True):
 
 
 class Hello(Message, frozen=True, tag=1):
-    """Who connects. With `resume` set it was here before the vault died, and says what it has mapped."""
+    """Introduces a client. `resume` is set if it was connected before the vault died, and says what it has mapped."""
 
     version: int
-    client: str  # its own choice, unique; the same over reconnects
+    client: str  # a unique name chosen by the client; the same after reconnecting
     engine_id: int
     pid: int
     resume: Resume | None = None
@@ -50,7 +50,7 @@ class AskWeights(Call, frozen=True, tag=2):
 
 
 class AddSlabs(Call, frozen=True, tag=3):
-    """A writer's slabs, in order; one descriptor each."""
+    """Hands over a writer's slabs, in order; one descriptor each."""
 
     sizes: list[int]
 
@@ -60,11 +60,11 @@ class CommitWeights(Call, frozen=True, tag=4):
 
 
 class ReleaseWeights(Call, frozen=True, tag=5):
-    """Let go of the weights, held or waited for."""
+    """Release the weights lock, held or waited for."""
 
 
 class FetchSlabs(Call, frozen=True, tag=6):
-    """A reader asks for the descriptors of its generation; answered by `Slabs` frames until `more` is false."""
+    """Asks for the descriptors of a reader's generation; answered by `Slabs` frames until `more` is false."""
 
 
 class AcquirePool(Call, frozen=True, tag=7):
@@ -74,15 +74,14 @@ class AcquirePool(Call, frozen=True, tag=7):
 
 
 class AddPoolSlabs(Call, frozen=True, tag=8):
-    """The owner of a fresh pool hands over its pages; with `last` the pool is complete. The first descriptor of all
-    is the index's."""
+    """Hands over a new pool's slabs; the very first descriptor is the index's. `last` completes the pool."""
 
     sizes: list[int]
     last: bool
 
 
 class FetchPool(Call, frozen=True, tag=9):
-    """A mapper asks for the pool's index and pages; answered as `FetchSlabs` is."""
+    """Asks for the pool's index and pages; answered like `FetchSlabs`."""
 
 
 class Mapping(Call, frozen=True, tag=10):
@@ -92,48 +91,48 @@ class Mapping(Call, frozen=True, tag=10):
 
 
 class Quiesced(Call, frozen=True, tag=11):
-    """A planned handover: device drained, write access dropped."""
+    """Says that a planned handover is prepared: device drained, write access dropped."""
 
     epoch: int
 
 
 class CancelCall(Call, frozen=True, tag=12):
-    """A wait the client has given up."""
+    """Cancels the call that the client no longer waits for."""
 
     waiting: int
 
 
 class GetStatus(Call, frozen=True, tag=13):
-    """What the vault would say of itself."""
+    """Asks for the vault's status."""
 
 
 class Donate(Call, frozen=True, tag=14):
-    """Vault and keeper both died: a mapped engine gives the weights' record and descriptors back."""
+    """After vault and keeper both died, an engine gives back the layout and descriptors of the weights it maps."""
 
     layout: Layout
     last: bool
 
 
 class DonatePool(Call, frozen=True, tag=15):
-    """Vault and keeper both died: the pool's owner gives index and pages back, in order, and goes on owning it."""
+    """After vault and keeper both died, the pool's owner gives index and pages back, in order, and stays the owner."""
 
     epoch: int
     geometry: str
     sizes: list[int]
     last: bool
-    made_epoch: int = 0  # under which its pages were made
+    made_epoch: int = 0  # the epoch under which its pages were made
 
 
 class Leave(Message, frozen=True, tag=17):
-    """The connection's end that follows is meant: this process touches nothing of the vault's any more."""
+    """Announces an intended disconnect: this process no longer touches the vault's memory."""
 
 
 class Demote(Call, frozen=True, tag=18):
-    """The weights are to leave the device for host memory; answered by `Moved` when its memory is given back."""
+    """Moves the weights from the device to host memory; answered by `Moved` when the device's memory is free."""
 
 
 class Promote(Call, frozen=True, tag=19):
-    """The weights are to be on the device again; answered by `Moved` when they can be read."""
+    """Moves the weights back to the device; answered by `Moved` when they can be read."""
 
 
 FromClient = (
@@ -145,28 +144,28 @@ FromClient = (
 
 
 class Welcome(Message, frozen=True, tag=101):
-    """`resumed`: what the client had mapped is still what the vault keeps."""
+    """Answers `Hello`. `resumed`: the vault still keeps what the client has mapped."""
 
     version: int
     device: str
-    vault: str  # this vault process's own id
+    vault: str  # id of this vault process
     resumed: bool
-    pool_epoch: int = 0  # the last one granted, as far as this vault knows
+    pool_epoch: int = 0  # the last granted epoch that this vault knows of
 
 
 class Failed(Call, frozen=True, tag=102):
-    """A call refused; with call 0 the connection itself, which closes after it."""
+    """Refuses a call. Call 0 refuses the connection, which is then closed."""
 
     code: str
     reason: str
 
 
 class Done(Call, frozen=True, tag=103):
-    """It was carried out."""
+    """Confirms that a call was carried out."""
 
 
 class WeightsGranted(Call, frozen=True, tag=104):
-    """`mode` is "rw" or "ro"; for "ro" the layout comes along."""
+    """Grants the weights lock. `mode` is "rw" or "ro"; "ro" includes the layout."""
 
     mode: str
     generation: int
@@ -174,12 +173,12 @@ class WeightsGranted(Call, frozen=True, tag=104):
 
 
 class WeightsEmpty(Call, frozen=True, tag=105):
-    """Nothing is kept here, and nobody writes."""
+    """Says that the vault has no weights and no session writes any."""
 
 
 class Slabs(Call, frozen=True, tag=106):
-    """Some of the slabs asked for, in order, one descriptor each; a pool's with the epoch it was made under, and with
-    its geometry."""
+    """Some of the requested slabs, in order, one descriptor each. A pool's slabs come with its geometry and the epoch
+    it was made under."""
 
     sizes: list[int]
     more: bool
@@ -188,7 +187,7 @@ class Slabs(Call, frozen=True, tag=106):
 
 
 class PoolGranted(Call, frozen=True, tag=107):
-    """`adopt`: pages and index of the last owner are there, made under `made_epoch` (0: they are to be made)."""
+    """Grants the pool. `adopt`: there is the last owner's pool, made under `made_epoch` (0: make a new one)."""
 
     epoch: int
     adopt: bool
@@ -200,7 +199,7 @@ class Status(Call, frozen=True, tag=108):
 
 
 class Moved(Call, frozen=True, tag=109):
-    """The weights are where they were asked to be. `took_ms` is all of it, `copy_ms` while bytes were on their way."""
+    """Says that the weights have been moved. `took_ms` is the whole duration, `copy_ms` that of the copy."""
 
     size_bytes: int
     copy_ms: float
@@ -208,38 +207,39 @@ class Moved(Call, frozen=True, tag=109):
 
 
 class Superseded(Message, frozen=True, tag=120):
-    """Notice to readers: newer weights are committed beside yours."""
+    """Tells readers that newer weights are committed; theirs stay while they hold them."""
 
     by_hash: str
 
 
 class Fence(Message, frozen=True, tag=121):
-    """Notice to a pool's owner: `kind` is "cpu" or "gpu"."""
+    """Tells the pool's owner that a fence has passed; `kind` is "cpu" or "gpu"."""
 
     kind: str
     epoch: int
 
 
 class LetGo(Message, frozen=True, tag=125):
-    """Notice to readers: somebody waits to load weights anew in the place of yours, which stay while you hold them."""
+    """Asks readers to release their weights: another session waits for the memory. They stay while held."""
 
 
 # The kinds of `PoolNews`.
-OWNER_GONE = "owner_gone"  # the owner of `epoch` has ended or stepped back
+OWNER_GONE = "owner_gone"  # the owner of `epoch` has ended or quiesced
 MADE = "made"  # the pool is complete and can be fetched; made under `epoch`
 GRANTED = "granted"  # `epoch` owns it
-DROPPED = "dropped"  # there is none any more
+DROPPED = "dropped"  # there is no pool any more
 
 
 class Deposed(Message, frozen=True, tag=122):
-    """Notice to one who came back as the pool's owner under `epoch`: it is not, and must write nothing more."""
+    """Tells a client that reconnected as owner of the pool under `epoch` that it is not: it must stop writing."""
 
     epoch: int
     reason: str
 
 
 class PoolNews(Message, frozen=True, tag=123):
-    """Notice to everyone with a mapper's seat, also upon taking it. A hint, ahead of the keeper: ask before acting."""
+    """Tells every client with a seat of a change of the pool. A hint, sent before the keeper knows: ask before
+    acting."""
 
     kind: str
     epoch: int
@@ -254,7 +254,7 @@ FromVault = (
 
 
 class Put(Call, frozen=True, tag=201):
-    """Keep a record with its descriptors. In parts while `more`; it counts, whole, with the last part."""
+    """Stores a record with its descriptors. `more`: further parts follow; the last part makes it valid."""
 
     key: str
     blob: bytes
@@ -266,19 +266,19 @@ class Drop(Call, frozen=True, tag=202):
 
 
 class ListAll(Call, frozen=True, tag=203):
-    """Everything that is kept: a `Put` for each part of each record, then `Kept`."""
+    """Asks for all records: the keeper sends a `Put` for each part of each record, then `KeeperDone`."""
 
 
-class Kept(Call, frozen=True, tag=204):
-    """The keeper's answer to Put, Drop, and the end of a list."""
+class KeeperDone(Call, frozen=True, tag=204):
+    """The keeper's answer to `Put` and `Drop`, and the end of a list."""
 
 
 class End(Message, frozen=True, tag=205):
-    """The vault ends for good: the keeper is to end too."""
+    """Tells the keeper to end, because the vault ends for good."""
 
 
 ToKeeper = Put | Drop | ListAll | End
-FromKeeper = Put | Kept
+FromKeeper = Put | KeeperDone
 
 _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode

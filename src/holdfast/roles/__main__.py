@@ -16,9 +16,9 @@ from typing import NoReturn
 import msgspec
 
 from holdfast.core.errors import REFUSED
-from holdfast.core.unwritten import say
+from holdfast.core.log_files import say
 from holdfast.roles.run import run
-from holdfast.spec.roles import ROLES
+from holdfast.spec.launch import ROLES
 
 
 def main(argv: list[str]) -> int:

@@ -14,8 +14,7 @@ import time
 from msgspec.structs import replace
 
 from holdfast.core.errors import exit_status
-from holdfast.core.log_files import log_path, turn_over
-from holdfast.core.unwritten import say
+from holdfast.core.log_files import log_path, say, turn_over
 from holdfast.roles.joined import Joined
 from holdfast.roles.planned import Planned
 from holdfast.roles.rolled import Rolled

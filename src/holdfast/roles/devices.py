@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from holdfast.core.errors import UserError
-from holdfast.memory.finding import device_name, gpu_uuids
+from holdfast.memory.devices import device_name, gpu_uuids
 from holdfast.spec.engines import REAL, Place
 from holdfast.spec.names import is_host
 
@@ -127,7 +127,7 @@ def _ask_driver(command: list[str]) -> Found:
 def driver_says() -> Found:
     """Ask the driver, in this process: for a process that ends right after."""
     from holdfast.memory.devices import DeviceError
-    from holdfast.memory.devices.cuda_driver import Driver, find_gpu, refuse_unfit
+    from holdfast.memory.devices.cuda import Driver, find_gpu, refuse_unfit
 
     gpus, sizes, why = [], [], ""
     try:
@@ -149,7 +149,7 @@ def gpus_of(place: Place) -> tuple[tuple[str, str], ...]:
     """PCI address and UUID of each GPU that an engine's ranks are on; none where the driver does not say: its faults
     reach no worker then, and are told in the log."""
     from holdfast.memory.devices import DeviceError
-    from holdfast.memory.devices.cuda_driver import Driver, pci_and_uuid
+    from holdfast.memory.devices.cuda import Driver, pci_and_uuid
 
     names = [place.device, *(device for _, device in place.more_vaults)]
     gpus = [name for name in names if not is_host(name)]

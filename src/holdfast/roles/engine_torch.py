@@ -7,11 +7,11 @@ import logging
 from pathlib import Path
 
 from holdfast.discovery.card import ModelCard, WeightsIdentity
-from holdfast.engines.shadow.engine import VaultEngine
-from holdfast.engines.torch.engine import TorchTenant, torch_engine
-from holdfast.engines.torch.files.checkpoint import Checkpoint, Progress
-from holdfast.engines.torch.files.resolve import known
-from holdfast.engines.torch.geometry import settings_on, settle
+from holdfast.engines.host.engine import VaultEngine
+from holdfast.engines.torch.engine import TorchEngine, torch_engine
+from holdfast.engines.torch.files.checkpoint import Checkpoint, OnProgress
+from holdfast.engines.torch.files.resolve import with_identity
+from holdfast.engines.torch.geometry import settings_on, with_planned_pool
 from holdfast.roles.small_files import chat_template
 from holdfast.spec.engines import TorchSettings
 from holdfast.spec.launch import WorkerLaunch
@@ -20,19 +20,19 @@ log = logging.getLogger("holdfast.engine")
 
 
 def make_torch(
-    launch: WorkerLaunch, looked_at: Checkpoint, progress: Progress
-) -> tuple[VaultEngine[TorchTenant], ModelCard, bytes]:
+    launch: WorkerLaunch, looked_at: Checkpoint, progress: OnProgress
+) -> tuple[VaultEngine[TorchEngine], ModelCard, bytes]:
     """The engine, its card and its tokenizer; UserError for a model that cannot be had, ValueError for a field."""
-    checkpoint = known(looked_at, Path(launch.cache_dir), progress)
+    checkpoint = with_identity(looked_at, Path(launch.cache_dir), progress)
     settings = _settings(launch, checkpoint)
     engine = torch_engine(checkpoint, settings, launch.own_place(), progress)
     template = chat_template(launch, checkpoint)
     card = ModelCard(
         name=launch.model,
-        weights=WeightsIdentity(revision=checkpoint.identity, dtype=engine.tenant.geometry.dtype),
+        weights=WeightsIdentity(revision=checkpoint.identity, dtype=engine.hosted.geometry.dtype),
         tokenizer_sha256=hashlib.sha256(checkpoint.tokenizer_json).hexdigest(),
         chat_template=template,
-        context_tokens_max=engine.tenant.context_tokens_max,
+        context_tokens_max=engine.hosted.context_tokens_max,
         block_size=settings.block_tokens,
         eos_token_ids=list(checkpoint.config.eos_token_ids),
         generation_defaults=dict(checkpoint.generation_defaults),
@@ -50,4 +50,4 @@ def _settings(launch: WorkerLaunch, checkpoint: Checkpoint) -> TorchSettings:
     settings, plan = settings_on(devices, checkpoint, launch.torch, launch.standbys, launch.device_pairs)
     for line in plan.lines() if plan is not None else ():
         log.info("memory of %s: %s", launch.place.device, line)
-    return settle(settings, plan)
+    return with_planned_pool(settings, plan)

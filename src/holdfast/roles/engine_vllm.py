@@ -18,14 +18,14 @@ from holdfast.roles.small_files import chat_template
 from holdfast.spec.names import is_host
 
 if TYPE_CHECKING:
-    from holdfast.engines.shadow.engine import VaultEngine
-    from holdfast.engines.torch.files.checkpoint import Progress
+    from holdfast.engines.host.engine import VaultEngine
+    from holdfast.engines.torch.files.checkpoint import OnProgress
     from holdfast.engines.vllm.files import ModelFiles
     from holdfast.spec.launch import WorkerLaunch
 
 
 def make_vllm(
-    launch: WorkerLaunch, looked_at: ModelFiles, progress: Progress
+    launch: WorkerLaunch, looked_at: ModelFiles, progress: OnProgress
 ) -> tuple[VaultEngine[Any], ModelCard, bytes]:
     """The engine, its card and its tokenizer; UserError for what cannot be had, ValueError for a field."""
     devices = [launch.place.device, *(device for _, device in launch.place.more_vaults)]
@@ -39,19 +39,19 @@ def make_vllm(
         from holdfast.engines.vllm.hooks import check_installed
 
         check_installed()
-        from holdfast.engines.vllm.tenant import VllmTenant, vllm_engine
+        from holdfast.engines.vllm.engine import VllmEngine, vllm_engine
     except (ImportError, OSError, RuntimeError) as error:  # a library of its own that does not fit is any of these
         raise UserError(f"vLLM cannot be loaded here: {error}; see `python -c 'import vllm'`") from error
     where = str(files.path), files.identity, files.eos_token_ids
-    engine: VaultEngine[VllmTenant] = vllm_engine(*where, settings, launch.own_place())
+    engine: VaultEngine[VllmEngine] = vllm_engine(*where, settings, launch.own_place())
     template = chat_template(launch, files.text)
     card = ModelCard(
         name=launch.model,
-        weights=WeightsIdentity(revision=files.identity, dtype=engine.tenant.dtype),
+        weights=WeightsIdentity(revision=files.identity, dtype=engine.hosted.dtype),
         tokenizer_sha256=hashlib.sha256(files.text.tokenizer_json).hexdigest(),
         chat_template=template,
         context_tokens_max=engine.limits.context_tokens_max,
-        block_size=engine.tenant.block_tokens,
+        block_size=engine.hosted.block_tokens,
         eos_token_ids=files.eos_token_ids,
         generation_defaults=dict(files.text.generation_defaults),
         model_type="chat" if template else "completions",

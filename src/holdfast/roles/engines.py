@@ -15,12 +15,12 @@ from msgspec.structs import replace
 
 from holdfast.core.errors import UserError
 from holdfast.discovery.card import ModelCard, WeightsIdentity
-from holdfast.engines.contract import Engine, ShadowEngine
+from holdfast.engines.contract import Engine, FailoverEngine
 from holdfast.engines.sim.chaos_server import ChaosServer
 from holdfast.engines.sim.computer import vault_bytes, weights_bytes
 from holdfast.engines.sim.engine import SimEngine
 from holdfast.engines.sim.faults import Fault, Faults
-from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, Tongue, chat_template, tokenizer_json
+from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, LanguageVariant, chat_template, tokenizer_json
 from holdfast.roles.examining import Asked, examine, examine_vllm, gpu_bytes, torch_weights_bytes, vllm_bytes
 from holdfast.roles.model_names import named
 from holdfast.roles.progress import Lines
@@ -30,7 +30,7 @@ from holdfast.spec.launch import WorkerLaunch
 from holdfast.spec.names import chaos_path
 
 if TYPE_CHECKING:
-    from holdfast.engines.shadow.engine import VaultEngine
+    from holdfast.engines.host.engine import VaultEngine
 
 LOG_SHARES = 10  # lines a load logs: a person who follows the log sees it move
 
@@ -53,11 +53,11 @@ class MadeEngine:
     chaos_path: Path | None
     breakable: Breakable | None = None  # what of it breaks on command
 
-    def shadow(self) -> ShadowEngine:
+    def failover_engine(self) -> FailoverEngine:
         """The engine as one that stands by and is woken; UserError if its memory is in no vault."""
-        if not self.engine.capabilities.shadow:
+        if not self.engine.capabilities.failover:
             raise UserError("an engine can only stand by with its memory in a vault: set vault_socket")
-        return cast(ShadowEngine, self.engine)
+        return cast(FailoverEngine, self.engine)
 
     @contextlib.asynccontextmanager
     async def chaos(
@@ -88,7 +88,7 @@ def make_engine(launch: WorkerLaunch, rng: random.Random) -> MadeEngine:
     progress = Lines(log.info, LOG_SHARES, ": …")  # `starting` reads them
     make = _make_vllm if launch.engine == "vllm" else _make_torch
     engine, card, tokenizer = make(launch, progress)
-    from holdfast.engines.shadow.flips import WeightFaults
+    from holdfast.engines.host.flips import WeightFaults
 
     return MadeEngine(engine, _with_canaries(launch, card, tokenizer), tokenizer, path, WeightFaults(engine.memory))
 
@@ -141,7 +141,7 @@ def make_sim(launch: WorkerLaunch, rng: random.Random) -> tuple[Engine, SimEngin
     settings, tokenizer = launch.sim, tokenizer_json(launch.sim.tokenizer)
     card = ModelCard(
         name=launch.model,
-        weights=WeightsIdentity(Tongue.of(settings).weights, settings.quantization),
+        weights=WeightsIdentity(LanguageVariant.of(settings).weights, settings.quantization),
         tokenizer_sha256=hashlib.sha256(tokenizer).hexdigest(),
         chat_template=read_template(launch.chat_template) if launch.chat_template else chat_template(),
         context_tokens_max=min(settings.context_tokens_max, settings.kv_blocks * settings.block_size),
@@ -152,17 +152,17 @@ def make_sim(launch: WorkerLaunch, rng: random.Random) -> tuple[Engine, SimEngin
 
 
 def _sim(launch: WorkerLaunch, rng: random.Random) -> tuple[Engine, SimEngine]:
-    """With a vault a shadow engine; else one whose memory ends with it."""
+    """Make a failover engine if there is a vault, else one whose memory ends with it."""
     settings = launch.sim
     if not launch.place.vault_socket:
         if settings.ranks > 1:
             raise ValueError(f"ranks must be 1 without a vault, got {settings.ranks}; set vault_socket")
         engine = SimEngine(settings, rng)
         return engine, engine
-    from holdfast.engines.sim.shadow import ShadowSim  # loads numpy
+    from holdfast.engines.sim.hosted import VaultSim  # loads numpy
 
-    shadow = ShadowSim(settings, rng, launch.own_place())
-    return shadow, shadow.tenant
+    made = VaultSim(settings, rng, launch.own_place())
+    return made, made.hosted
 
 
 def _check(launch: WorkerLaunch) -> None:

@@ -22,7 +22,7 @@ from holdfast.spec.launch import WorkerLaunch
 from holdfast.spec.names import is_host
 
 if TYPE_CHECKING:
-    from holdfast.engines.torch.files.checkpoint import Checkpoint, Progress
+    from holdfast.engines.torch.files.checkpoint import Checkpoint, OnProgress
     from holdfast.engines.vllm.files import ModelFiles
     from holdfast.engines.vllm.memory_plan import VllmPlan
     from holdfast.spec.deployment import DeploymentSpec
@@ -75,11 +75,11 @@ def check_threads(threads: int, cores: int) -> None:
         raise UserError(f"--torch-threads {threads} is too many: at most {most} on {cores} cores; 0 is all but one")
 
 
-def examine(asked: Asked, progress: Progress) -> Checkpoint:
+def examine(asked: Asked, progress: OnProgress) -> Checkpoint:
     """The model, looked at but not read; UserError or ValueError says what cannot be."""
     from holdfast.engines.torch.files.config import check_context
     from holdfast.engines.torch.files.resolve import look_at
-    from holdfast.engines.torch.host_plan import host_plan
+    from holdfast.engines.torch.memory_plan import host_plan
     from holdfast.engines.torch.model.parameters import check_ranks
 
     settings = asked.torch
@@ -108,7 +108,7 @@ def gpu_bytes(asked: Asked) -> int:
 def _gpu_bytes(asked: Asked) -> int:
     """UserError for a model that is not here: it may come, so that this is not remembered."""
     from holdfast.engines.torch.files.resolve import shape_at_hand
-    from holdfast.engines.torch.gpu.memory_plan import needed_bytes
+    from holdfast.engines.torch.memory_plan import needed_bytes
     from holdfast.engines.torch.model.parameters import check_ranks
 
     shape = shape_at_hand(asked.source, Path(asked.cache_dir))
@@ -143,12 +143,12 @@ def has_vllm() -> bool:
 
 
 def examine_vllm(
-    launch: WorkerLaunch, progress: Progress, free_bytes: int | None = None, **where: int
+    launch: WorkerLaunch, progress: OnProgress, free_bytes: int | None = None, **where: int
 ) -> tuple[ModelFiles, VllmPlan]:
     """The model, looked at but not read, what its engines take of memory, and vLLM's options as far as they can be told
     without it; UserError says what cannot be. `free_bytes`: as in `Asked`; `where`: as `plan_vllm` takes it."""
     from holdfast.engines.vllm.files import SOURCES, check_shares, look_at_files
-    from holdfast.engines.vllm.ours import check_words
+    from holdfast.engines.vllm.reserved_options import check_words
     from holdfast.roles.model_names import is_made
 
     if not has_vllm():

@@ -1,4 +1,4 @@
-"""What `holdfast worker`, `frontend` and `store` are called: a name in a state directory, claimed before it is used.
+"""The names of `holdfast run worker`, `frontend` and `store` in a state directory, each claimed before it is used.
 
 Sockets, records and logs are called by it, so two processes of one name would take each other's. Always true: whoever
 claims a name holds a lock on `run/NAME.claim` until its process ends, however it ends; the file is never removed (one

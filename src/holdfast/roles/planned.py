@@ -15,7 +15,7 @@ from holdfast.roles.hosted import NodeSite
 from holdfast.roles.running import Shown, Tell, begin, log_dir
 from holdfast.roles.starting import Start, in_words, unfinished
 from holdfast.spec.jobs import AT_LEISURE, Job
-from holdfast.spec.roles import decode_launches, encode_launches
+from holdfast.spec.launch import decode_launches, encode_launches
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase
 from holdfast.supervise.notes import Slot

@@ -20,17 +20,24 @@ from holdfast.core.errors import UserError, settled
 from holdfast.core.ports import Network
 from holdfast.core.tasks import beside, done_before, first
 from holdfast.spec.health import HealthSettings
-from holdfast.spec.launch import ControlLaunch, FrontendLaunch, Launch, StoreLaunch, VaultLaunch, WorkerLaunch
-from holdfast.spec.roles import RayLaunch
+from holdfast.spec.launch import (
+    ControlLaunch,
+    FrontendLaunch,
+    Launch,
+    RayLaunch,
+    StoreLaunch,
+    VaultLaunch,
+    WorkerLaunch,
+)
 from holdfast.supervise.asking import ask_page
 from holdfast.supervise.records import journals_dir, read_record, read_records
 
 if TYPE_CHECKING:
     from holdfast.core.ports import World
-    from holdfast.engines.contract import ShadowEngine
+    from holdfast.engines.contract import FailoverEngine
     from holdfast.health.device_faults import Source
+    from holdfast.worker.failover_worker import FailoverWorker
     from holdfast.worker.process import Worker
-    from holdfast.worker.shadow import Shadow
 
 # A vault starts in 0.2 s; on a swamped machine in a few.
 VAULT_READY_S = 30.0
@@ -96,7 +103,7 @@ async def _run_worker(launch: WorkerLaunch, stop: asyncio.Event, on_ready: OnRea
     from holdfast.roles.devices import gpus_of
     from holdfast.roles.engines import make_engine
     from holdfast.store.opening import open_store
-    from holdfast.wire.world import real_world
+    from holdfast.wire.net import real_world
     from holdfast.worker.beat import BeatThread
     from holdfast.worker.process import Worker
 
@@ -110,27 +117,28 @@ async def _run_worker(launch: WorkerLaunch, stop: asyncio.Event, on_ready: OnRea
     try:
         worker = Worker(made.engine, made.card, made.tokenizer, launch, store=store, world=world, make_beats=BeatThread)
         async with made.chaos(worker.sessions.reset_connections, worker.delay_beats):
-            await (_shadow(launch, worker, made.shadow(), world) if launch.lock else worker).run(stop, on_ready)
+            leads = _failover_worker(launch, worker, made.failover_engine(), world) if launch.lock else worker
+            await leads.run(stop, on_ready)
     finally:
         await store.close()
 
 
-def _shadow(launch: WorkerLaunch, worker: Worker, engine: ShadowEngine, world: World) -> Shadow:
+def _failover_worker(launch: WorkerLaunch, worker: Worker, engine: FailoverEngine, world: World) -> FailoverWorker:
     from holdfast.failover.opening import open_lock
-    from holdfast.worker.shadow import Shadow
+    from holdfast.worker.failover_worker import FailoverWorker
 
     if not launch.group:
         raise UserError("--lock needs --group: the name that this engine and its standbys share")
     journals = journals_dir(Path(launch.state_dir), launch.group)
     lock = open_lock(launch.lock, launch.name, world, launch.lock_token)
-    return Shadow(worker, engine, lock, journals)
+    return FailoverWorker(worker, engine, lock, journals)
 
 
 async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: OnReady) -> None:
     from holdfast.frontend.process import run_frontend
     from holdfast.roles.ports import await_port
     from holdfast.store.opening import open_store
-    from holdfast.wire.world import real_world
+    from holdfast.wire.net import real_world
 
     world = real_world()
     with settled():
@@ -150,7 +158,7 @@ async def _run_control(launch: ControlLaunch, stop: asyncio.Event, on_ready: OnR
     from holdfast.control.redis_stream import check_redis
     from holdfast.failover.opening import open_lock
     from holdfast.store.opening import open_store
-    from holdfast.wire.world import real_world
+    from holdfast.wire.net import real_world
 
     world = real_world()
     with settled():
@@ -167,8 +175,7 @@ async def _run_control(launch: ControlLaunch, stop: asyncio.Event, on_ready: OnR
 
 def fault_sources(settings: HealthSettings) -> list[Source]:
     """What tells of the faults of this machine's GPUs."""
-    from holdfast.health.kernel_log import KernelLog
-    from holdfast.health.nvml_watch import NvmlWatch
+    from holdfast.health.fault_sources import KernelLog, NvmlWatch
 
     nvml = [NvmlWatch(settings.nvml)] if settings.nvml else []
     return [*nvml, *([KernelLog(settings.kernel_log)] if settings.kernel_log else [])]

@@ -19,15 +19,15 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from holdfast.core.clock import SystemClock
 from holdfast.core.errors import Refused, UserError
+from holdfast.core.ports import SystemClock
 from holdfast.core.tasks import beside
 from holdfast.roles.engines import memory_needed
 from holdfast.roles.model_names import named
 from holdfast.roles.planned import LOOK_S, hopeless, is_refused
 from holdfast.roles.running import Shown, Tell, begin
 from holdfast.rollout.records import Overtaken, Wanted, WrittenMemory, applied, ask, wanted
-from holdfast.rollout.status import Verdict
+from holdfast.rollout.status import RolloutState
 from holdfast.rollout.steward import Steward, steward_of
 from holdfast.rollout.wishes import revision_of
 from holdfast.spec.jobs import Job
@@ -74,7 +74,7 @@ class Site(Struct, frozen=True, kw_only=True):
         """What replicas may have together of each device, where that is known."""
         known = {f"host-{number + 1}": self.host_bytes for number in range(self.hosts) if self.host_bytes}
         if any(self.gpu_bytes):
-            from holdfast.engines.torch.gpu.memory_plan import usable_bytes  # loads numpy
+            from holdfast.engines.torch.memory_plan import usable_bytes  # loads numpy
 
             sizes = zip(self.gpus, self.gpu_bytes, strict=True)
             known |= {gpu: usable_bytes(size) for gpu, size in sizes if size}
@@ -127,9 +127,7 @@ class Rolled:
         kept one, and every replica that an earlier supervisor kept."""
         own: list[Launch] = []
         if not self.site.store:
-            own.append(
-                StoreLaunch(state_dir=self.site.state_dir, name="store", address=self.machine.store_url)
-            )
+            own.append(StoreLaunch(state_dir=self.site.state_dir, name="store", address=self.machine.store_url))
         name, control = self.manifest.name, control_of(self.manifest.name, self.machine)
         kept = [job for job in kept_jobs(self.state_dir) if job.deployment == name]
         planners = self.manifest.of_type(PLANNER).values()
@@ -245,9 +243,9 @@ def lacks(rolling: Rolling) -> str | None:
         return None
     if rolling.memory.stable is not None:
         return "" if report.serves else None
-    if report.verdict is Verdict.STUCK:
+    if report.state is RolloutState.STUCK:
         return report.headline
-    return "" if report.is_done or report.verdict is Verdict.PAUSED else None
+    return "" if report.is_done or report.state is RolloutState.PAUSED else None
 
 
 def goes_on(held: Wanted, manifest: Manifest, digests: Mapping[str, str]) -> str:

@@ -16,12 +16,10 @@ import uvloop
 
 from holdfast.core.errors import REFUSED, Refused, UserError
 from holdfast.core.limits import raise_descriptor_limit
-from holdfast.core.log_files import log_to_own_file
-from holdfast.core.unwritten import UNWRITTEN, say
+from holdfast.core.log_files import UNWRITTEN, log_to_own_file, say
 from holdfast.roles.processes import run_role
 from holdfast.roles.tied import die_with
-from holdfast.spec.launch import Launch, WorkerLaunch
-from holdfast.spec.roles import role_of
+from holdfast.spec.launch import Launch, WorkerLaunch, role_of
 from holdfast.supervise.records import Record, remove_record, run_dir, write_record
 from holdfast.wire.net import CannotListenError
 
@@ -104,4 +102,3 @@ def _explain(error: OSError) -> str:
     if error.errno == errno.EACCES:
         return f"no permission to listen on {address}; choose a port over 1023"
     return f"cannot listen on {address}: {error.strerror}"
-

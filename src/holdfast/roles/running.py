@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from holdfast.core.clock import SystemClock
 from holdfast.core.errors import UserError
+from holdfast.core.ports import SystemClock
 from holdfast.spec.jobs import Job
 from holdfast.supervise.lock import Keeping
 from holdfast.supervise.loop import Supervisor

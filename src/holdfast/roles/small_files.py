@@ -19,7 +19,7 @@ from holdfast.spec.canaries import CanaryPrompt, is_text, parse, written
 
 if TYPE_CHECKING:
     from holdfast.engines.torch.files.checkpoint import Checkpoint
-    from holdfast.engines.torch.files.model_text import ModelText
+    from holdfast.engines.torch.files.directory import ModelText
     from holdfast.frontend.text.tokenizer import TextTokenizer
     from holdfast.spec.launch import WorkerLaunch
 

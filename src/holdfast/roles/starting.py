@@ -18,8 +18,7 @@ from typing import Any
 from holdfast.core.address import parse_address
 from holdfast.core.ports import Network
 from holdfast.spec.jobs import AT_LEISURE
-from holdfast.spec.launch import FrontendLaunch, Launch, WorkerLaunch
-from holdfast.spec.roles import role_of
+from holdfast.spec.launch import FrontendLaunch, Launch, WorkerLaunch, role_of
 from holdfast.supervise.asking import ask
 from holdfast.supervise.processes import LocalProcesses
 from holdfast.supervise.records import read_record

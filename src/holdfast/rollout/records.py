@@ -38,11 +38,9 @@ from holdfast.rollout.machine import Memory
 from holdfast.rollout.replica import COMING, Want
 from holdfast.spec.manifest.addresses import NO_DIGESTS
 from holdfast.spec.names import namespace_of, pod_name
-from holdfast.store.contract import VALUE_BYTES_MAX, Snapshot, Store, StoreUnavailable
+from holdfast.store.contract import VALUE_BYTES_MAX, Snapshot, Store, StoreUnavailable, update_record
 
 TIMEOUT_S = 10.0  # of one call: a store that restarts is back in a second or two
-# Each that fails is one by which somebody else has succeeded: more at once than people have hands.
-TRIES_MAX = 64
 AGAIN = "`holdfast up -f FILE` starts it again"
 UNSURE_MAX = 16  # writes without an answer, of 10 s each: of older ones none can be under way any more
 
@@ -171,18 +169,20 @@ async def ask(store: Store, name: str, change: Change) -> Wanted:
     """Change what is wanted, from whatever that is at this moment; what it is then. It is in the history as well, but
     for a deletion, with which the history goes."""
     key = DEPLOYMENTS + name
-    for _ in range(TRIES_MAX):
-        held = await store.get(key, TIMEOUT_S)
+
+    def next_serial(held: bytes | None) -> bytes | None:
         before = None if held is None else read_wanted(name, held)
         after = change(before)
         if after == before:
-            return after
-        after = structs.replace(after, serial=before.serial + 1 if before is not None else 1)
-        if await store.swap(key, _encoded(after), held, TIMEOUT_S):
-            if not after.deleted:
-                await note_asked(store, name, after)
-            return after
-    raise UserError(f"{name} is changed by others all the time; try again")
+            return held
+        return _encoded(structs.replace(after, serial=before.serial + 1 if before is not None else 1))
+
+    value, written = await update_record(store, key, next_serial, TIMEOUT_S)
+    assert value is not None
+    after = read_wanted(name, value)
+    if written and not after.deleted:
+        await note_asked(store, name, after)
+    return after
 
 
 async def note_asked(store: Store, name: str, asked: Wanted) -> None:

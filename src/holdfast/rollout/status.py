@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from holdfast.rollout.machine import Held, Look, Memory, Phase
 from holdfast.rollout.replica import COMING, Replica, Seen, Stage, Want
 from holdfast.rollout.stock import Stock
 
 
-class Verdict(StrEnum):
+class RolloutState(StrEnum):
     """Whether what was asked for is there; a command that waits ends with any but `UNDER_WAY` and `PAUSED`."""
 
     DONE = "done"
@@ -46,7 +46,7 @@ class Service(Struct, frozen=True):
 class Report(Struct, frozen=True):
     """All that is said of a rollout."""
 
-    verdict: Verdict
+    state: RolloutState = field(name="verdict")  # as records have it
     revision: int  # the newest that was asked for
     headline: str
     services: tuple[Service, ...] = ()
@@ -54,12 +54,12 @@ class Report(Struct, frozen=True):
     @property
     def is_done(self) -> bool:
         """What was asked for is there, and nothing else: also a number that changed while nothing was replaced."""
-        return self.verdict is Verdict.DONE and all(one.new == one.wanted == one.there for one in self.services)
+        return self.state is RolloutState.DONE and all(one.new == one.wanted == one.there for one in self.services)
 
     @property
     def is_unwell(self) -> bool:
         """What was asked for is in place, and something is wrong with it that nothing here will undo."""
-        return self.verdict is Verdict.DONE and any(one.is_unwell for one in self.services)
+        return self.state is RolloutState.DONE and any(one.is_unwell for one in self.services)
 
     @property
     def serves(self) -> bool:
@@ -74,17 +74,17 @@ def report(memory: Memory, look: Look, now_s: float) -> Report:
     names = sorted({*memory.target.parts, *(one.service for one in memory.replicas.values())})
     services = tuple(_service(stock, name, memory.held.get(name, Held())) for name in names)
     headline = _unjudged(memory, look) or _headline(memory, services, now_s)
-    return Report(verdict(memory), memory.wanted, headline, services)
+    return Report(rollout_state(memory), memory.wanted, headline, services)
 
 
-def verdict(memory: Memory) -> Verdict:
+def rollout_state(memory: Memory) -> RolloutState:
     if memory.phase is Phase.STUCK:
-        return Verdict.STUCK
+        return RolloutState.STUCK
     if memory.undone:
-        return Verdict.UNDONE if memory.phase is Phase.STEADY else Verdict.UNDER_WAY
+        return RolloutState.UNDONE if memory.phase is Phase.STEADY else RolloutState.UNDER_WAY
     if memory.phase is Phase.STEADY:
-        return Verdict.DONE
-    return Verdict.PAUSED if is_paused(memory) else Verdict.UNDER_WAY
+        return RolloutState.DONE
+    return RolloutState.PAUSED if is_paused(memory) else RolloutState.UNDER_WAY
 
 
 def is_paused(memory: Memory) -> bool:
@@ -97,7 +97,7 @@ def _unjudged(memory: Memory, look: Look) -> str:
     if not new or memory.phase is not Phase.ROLLING or is_paused(memory):
         return ""
     waits = f"revision {memory.target.number} waits for a control: none leads that could check the new {', '.join(new)}"
-    return f"{waits}; `holdfast ps` shows whether one runs, and its log in the state directory why it does not lead"
+    return f"{waits}; `holdfast status` shows whether one runs, and its log in the state directory why it does not lead"
 
 
 def _headline(memory: Memory, services: tuple[Service, ...], now_s: float) -> str:

@@ -1,1 +1,1 @@
-"""Which worker takes a request."""
+"""Decides which worker takes a request, and which requests are refused while capacity is short."""

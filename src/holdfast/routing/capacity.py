@@ -1,21 +1,23 @@
-"""Capacity: what the workers that are there can carry, against what the deployment promises. Pure.
+"""Compares what the present workers can carry with what the deployment promises (its SLO). Pure.
 
-Theory. One thing is measured of a worker: its *pace*, how long a stream holds a place for each token it makes (its
-share of the prompt's work included), by how many streams ran beside it. From that follow, by Little's law, tokens/s =
-streams / pace and requests/s = tokens/s / tokens of an answer. How many streams may run is the least of its places and
-of what its KV blocks hold: both are streams. The latency targets allow a pace; a batch that is slower counts less, in
-proportion. Each rate is divided by its own promise and the smallest *ratio* decides: a least of streams and rates would
-mean nothing (facts 15).
+Theory. A worker's *pace* is measured for each range of batch sizes: the seconds for which a stream occupies a place per
+token (its share of the prompt's work included). By Little's law tokens/s = streams / pace, and requests/s = tokens/s /
+tokens of an answer. The number of streams is limited by the worker's places and by its KV blocks, whichever is fewer.
+The latency targets allow a certain pace; a slower batch counts less, in proportion. Each rate is divided by its own
+promise, and the smallest *ratio* decides; streams and rates cannot be compared directly (facts 15).
 
-Traffic rarely shows a worker's limit. What it shows are bounds: at least what was made, at most what all its streams
-would make at a pace no better than the best that few of them had. Between these a worker counts as what is *assumed*:
-the median of the workers of its kind whose bounds meet, which are *measured*, or, where none is, one of the planned
-workers, which together keep the promise. So an idle deployment is whole; a new worker is like its peers; and a slow or
-too small one counts as what it shows, as soon as it shows it.
+Traffic rarely reaches a worker's limit, so it only shows bounds: at least what was made, at most what all its streams
+would make at a pace no better than that of a small batch. Between these bounds a worker counts with an *assumed* rate:
+- the median of the *measured* workers of its kind (those with bounds that meet);
+- if there is none, its share of the promise, which the planned workers keep together.
+So an idle deployment keeps its promise, a new worker counts like its peers, and a slow or small worker counts with what
+it shows as soon as it shows it.
 
-Always true: smaller batches, which degradation asks for, never make a worker look as if it carried less; a worker
-without weight carries nothing; a waking standby carries what its group did, until it should have woken; slowness alone
-never takes more than three quarters off, so that it cannot keep away the traffic that would disprove it.
+Always true:
+- The smaller batches of a degradation level never reduce a worker's measured capacity.
+- A worker without weight carries nothing.
+- A waking standby carries what its group did, until the time by which it should be awake.
+- Slowness alone never removes more than three quarters: the traffic that could disprove it must still be admitted.
 """
 
 from __future__ import annotations
@@ -25,34 +27,35 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from holdfast.spec.levels import SloSettings
+from holdfast.spec.health import SloSettings
 
-# How much one window counts against those before it: about the last ten matter.
+# Weight of one window in the running mean: about the last ten matter.
 WEIGHT = 0.1
-# How much one request counts against those before it.
+# Weight of one request in the running mean.
 PROFILE_WEIGHT = 0.01
-# A batch size is known when it was seen in so many windows: one may have been all prefill.
+# A batch size counts as known after so many windows: a single one may have been all prefill.
 WINDOWS_MIN = 5
-# The bounds of a worker meet when the lower is this share of the upper. It is more than a level leaves of a batch, with
-# premium in some of the rest (0.75 to 0.9): else a level's own small batches would be taken for a limit, and it stayed.
+# A worker's bounds meet when the lower is at least this share of the upper. It is above the share of a batch that a
+# level leaves (0.75 to 0.9 with premium requests): otherwise the level's small batches would look like the worker's
+# limit, and the level would stay.
 MEASURED_SHARE = 0.95
-# What was seen longer ago says no more how slow a worker is. Under load each batch size is seen again much sooner; one
-# that a level does not let come up is tried again then, and where it is slow still, the level's patience grows.
+# Older measurements no longer show how slow a worker is. Under load each batch size is measured again much sooner. A
+# batch size that a level prevents is tried again after this time; if it is still slow, the next return takes longer.
 FRESH_S = 60.0
-# What a worker that is there counts for at least, of what is assumed of it: all of them slow is level 3, not 4.
+# A worker counts for at least this share of its assumed rate: if all are slow, the level is 3, not 4.
 SLOW_SHARE_MIN = 0.25
 
 
 @dataclass(slots=True)
 class Profile:
-    """What requests are like: means over about the last hundred. The defaults stand until there was one."""
+    """Mean token counts over about the last hundred requests; the defaults hold until the first one ended."""
 
     prompt_tokens: float = 512.0
     answer_tokens: float = 256.0
-    requests: int = 0  # that were counted
+    requests: int = 0  # counted so far
 
     def ended(self, requests: int, prompt_tokens: int, answer_tokens: int) -> None:
-        """So many requests came to their good end, with so many tokens together."""
+        """Count requests that ended well, with the sums of their tokens."""
         if requests < 1:
             return
         self.requests += requests
@@ -73,7 +76,7 @@ class Rates:
         return Rates(self.requests_per_s * factor, self.tokens_per_s * factor)
 
     def within(self, least: Rates, most: Rates) -> Rates:
-        """The nearest to it between the two, unit by unit."""
+        """Return the rates clamped to these bounds, unit by unit."""
         return Rates(
             min(max(self.requests_per_s, least.requests_per_s), most.requests_per_s),
             min(max(self.tokens_per_s, least.tokens_per_s), most.tokens_per_s),
@@ -81,12 +84,11 @@ class Rates:
 
 
 def allowed_pace_s(slo: SloSettings, answer_tokens: float) -> float:
-    """How long a stream may hold its place for each token."""
+    """Return the slowest pace, in seconds per token, that the latency targets allow."""
     return (slo.tpot_ms + slo.ttft_ms / max(1.0, answer_tokens)) / 1000.0
 
 
 def promised_rates(slo: SloSettings, answer_tokens: float) -> Rates | None:
-    """What is to be carried; None: no rate is promised."""
     if slo.requests_per_s:
         return Rates(slo.requests_per_s, slo.tokens_per_s or slo.requests_per_s * answer_tokens)
     if slo.tokens_per_s:
@@ -96,7 +98,7 @@ def promised_rates(slo: SloSettings, answer_tokens: float) -> Rates | None:
 
 @dataclass(slots=True)
 class _Seen:
-    """What was seen of one range of batch sizes: 1, 2-3, 4-7, …"""
+    """The measurements of one range of batch sizes: 1, 2-3, 4-7, …"""
 
     streams: float  # means; their quotient is the pace, so that a window of all prefill counts by its few tokens
     tokens_per_s: float
@@ -108,13 +110,13 @@ class _Seen:
         return self.streams / self.tokens_per_s
 
     def show(self, pace_s: float) -> None:
-        """Other sizes say that its pace is another by now."""
+        """Set a pace that follows from measurements of other batch sizes."""
         self.tokens_per_s = self.streams / pace_s
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What a worker has shown: between these lie the tokens per second that it makes at the targets."""
+class PaceBounds:
+    """The lower and upper bound of the tokens per second that a worker makes within the latency targets."""
 
     least: float
     most: float
@@ -125,18 +127,15 @@ class Shown:
 
 
 class Meter:
-    """What one worker's traffic says of its pace. A standby goes on with the meter of its group."""
-
-    __slots__ = ("_seen",)
+    """The measured pace of one worker, from its traffic. A standby continues with the meter of its group."""
 
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
 
     def saw(self, streams: float, tokens: int, window_s: float, now_s: float) -> None:
-        """In a window that ended now it ran so many streams on average (without those in its queue) and made so many
-        tokens.
+        """Count a window that ended now: the mean of running streams (without queued ones) and the tokens made.
 
-        A window without tokens or with less than a stream says nothing of its pace: whether it hangs, others judge.
+        A window without tokens or with less than one stream says nothing about the pace; hangs are detected elsewhere.
         """
         if streams < 1.0 or tokens < 1 or window_s <= 0.0:
             return
@@ -144,52 +143,52 @@ class Meter:
         tokens_per_s = tokens / window_s
         seen = self._seen.setdefault(size, _Seen(streams, tokens_per_s, now_s))
         seen.at_s, seen.windows = now_s, seen.windows + 1
-        weight = max(WEIGHT, 1.0 / seen.windows)  # the first of all, which is often all prefill, counts as any other
+        weight = max(WEIGHT, 1.0 / seen.windows)  # so the first window, often all prefill, counts no more than others
         seen.streams += weight * (streams - seen.streams)
         seen.tokens_per_s += weight * (tokens_per_s - seen.tokens_per_s)
-        # More streams are never faster than fewer; where the numbers say so, the older one is out of date.
+        # A larger batch is never faster than a smaller one; if the numbers say so, the older one is out of date.
         if seen.windows >= WINDOWS_MIN:
             for other, old in self._seen.items():
                 if other != size and (other > size) == (old.pace_s < seen.pace_s):
                     old.show(seen.pace_s)
 
-    def shown(self, streams_max: float, pace_max_s: float, now_s: float) -> Shown:
-        """The bounds of its tokens per second, with at most so many streams, each allowed this pace."""
+    def shown(self, streams_max: float, pace_max_s: float, now_s: float) -> PaceBounds:
+        """Return the bounds of tokens per second with at most `streams_max` streams, each allowed this pace."""
         known = [seen for seen in self._seen.values() if seen.windows >= WINDOWS_MIN]
         fresh = [seen for seen in known if now_s - seen.at_s <= FRESH_S]
         least = max((_worth(seen, min(seen.streams, streams_max), pace_max_s) for seen in known), default=0.0)
         most = min((_worth_max(seen, streams_max, pace_max_s) for seen in fresh), default=math.inf)
-        return Shown(min(least, most), most)
+        return PaceBounds(min(least, most), most)
 
 
 def _worth(seen: _Seen, streams: float, pace_max_s: float) -> float:
-    """Tokens per second of so many streams at the pace that was seen, less for a pace beyond the targets."""
+    """Return the tokens per second of `streams` at the measured pace, reduced if it is slower than allowed."""
     return streams / seen.pace_s * min(1.0, pace_max_s / seen.pace_s)
 
 
 def _worth_max(seen: _Seen, streams_max: float, pace_max_s: float) -> float:
-    """More streams have no better pace than those that were seen; fewer, within the targets, make no more tokens."""
+    """Return an upper bound of `_worth`: more streams than measured have no better pace, fewer make no more tokens."""
     return max(_worth(seen, streams_max, pace_max_s), min(seen.streams, streams_max) / seen.pace_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """A worker, or a standby that is waking, as capacity counts it."""
+    """A worker or a waking standby that can carry traffic."""
 
     name: str
-    weight: float  # of its health; a waking standby has 1
-    places: int  # streams that it runs side by side, undegraded
+    weight: float  # by its health verdict; a waking standby has 1
+    places: int  # streams that it runs at once, undegraded
     meter: Meter = field(default_factory=Meter)
     kv_blocks: int | None = None  # None: it does not say
     kv_block_tokens: int = 16
-    kind: str = ""  # model card and device kind: who is like whom
+    kind: str = ""  # model card and device kind; workers of equal kind are compared
     waking_until_s: float | None = None  # None: it is awake
 
     def carries(self, now_s: float) -> bool:
         return self.weight > 0.0 and (self.waking_until_s is None or now_s < self.waking_until_s)
 
     def streams_max(self, profile: Profile) -> float:
-        """How many streams it can run side by side, with requests as they are."""
+        """Return how many streams of the profile's requests it can run at once."""
         if self.kv_blocks is None:
             return float(self.places)
         held = self.kv_blocks * self.kv_block_tokens / (profile.prompt_tokens + profile.answer_tokens)
@@ -198,19 +197,19 @@ class Carrier:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What the deployment can carry now."""
+    """The rates that the deployment can carry now."""
 
     rates: Rates
     promised: Rates | None
-    carriers: int  # that carry anything, with those that are waking
+    carriers: int  # carriers with any capacity, waking ones included
     waking: int
-    unmeasured: int  # that count as what is assumed of them
+    unmeasured: int  # carriers that count with an assumed rate
     by_carrier: Mapping[str, Rates] = field(default_factory=dict)
-    in_tokens: bool = False  # tokens alone were promised: the requests follow from them
+    in_tokens: bool = False  # only tokens were promised; the requests follow from them
 
     @property
     def ratios(self) -> dict[str, float]:
-        """Of each rate to its own promise, rounded: ten tenths are one."""
+        """Return the ratio of each rate to its promise, rounded so that ten tenths are one."""
         if self.promised is None:
             return {"workers": 1.0 if self.carriers else 0.0}
         return {
@@ -219,7 +218,7 @@ class Capacity:
         }
 
     def without(self, name: str) -> float:
-        """The ratio if this carrier had no traffic, and no other changed."""
+        """Return the ratio without this carrier."""
         own = self.by_carrier.get(name)
         if own is None:
             return self.ratio
@@ -227,7 +226,7 @@ class Capacity:
 
     @property
     def ratio(self) -> float:
-        """The smallest ratio, which decides."""
+        """Return the smallest ratio, which decides."""
         return min(self.ratios.values())
 
     def __str__(self) -> str:
@@ -245,7 +244,7 @@ class Capacity:
 
 
 def measure(slo: SloSettings, profile: Profile, carriers: Sequence[Carrier], planned: int, now_s: float) -> Capacity:
-    """What these workers carry, of which the deployment planned so many to keep its promise."""
+    """Return what these workers carry. `planned`: the number of workers planned to keep the promise."""
     assert planned >= 1, planned
     answer_tokens = profile.answer_tokens
     promised = promised_rates(slo, answer_tokens)
@@ -256,7 +255,7 @@ def measure(slo: SloSettings, profile: Profile, carriers: Sequence[Carrier], pla
     by_kind: dict[str, list[float]] = {}
     for carrier, one in zip(there, shown, strict=True):
         if one.measured:
-            # What is left free for a moment between two streams is carried too.
+            # The upper bound, because places that are briefly free between two streams count too.
             by_kind.setdefault(carrier.kind, []).append(one.most)
     total, unmeasured, by_carrier = Rates(), 0, {}
     for carrier, one in zip(there, shown, strict=True):

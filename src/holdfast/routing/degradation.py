@@ -1,17 +1,19 @@
-"""Degradation: from the share of its SLO that a deployment can carry to what it does about it. Pure; `now_s` comes in.
+"""Derives a degradation level from the share of its SLO that a deployment can carry. Pure; `now_s` is passed in.
 
-Theory. A level is how many of four bounds (1, 0.75, 0.5, 0.25 of the undegraded SLO) the capacity is below. What is
-done at a level is a row of `RULES`, looked up, never an edit of what was done before: so going back undoes all of it
-(facts 15). A bound is crossed when the ratio stayed beyond it for a while, without a break: a short while downwards
-when it is clear, by `band` or more; longer when it is near, or upwards. What swings around a bound therefore moves
-nothing; what falls again soon after a return doubles how long the next return takes.
+Theory. The level is the number of bounds (1, 0.75, 0.5, 0.25 of the undegraded SLO) that the capacity is below. Each
+level has a row of `RULES`, which replaces the last one, so a better level undoes everything (facts 15). A bound is
+crossed when the ratio was beyond it without a break for some time: a short time downwards if the distance is `band` or
+more; a longer time if it is less, or upwards. So a ratio that swings around a bound changes nothing. If the level gets
+worse again soon after a return, the next return takes twice as long.
 
-No worker at all is not a ratio: streams are held for a worker that may come back, and the level stays as it is until
-the hold has run out. Only then it is 4, and *vacant*: it ends with the first worker that is there.
+Without any worker there is no ratio. Frontends hold streams for a worker that may come back, and the level stays until
+`hold_s` is over. Then it is 4 and *vacant*, which ends with the first worker.
 
-Always true: the level depends on ratios, time and the record alone, never on what was done about it; it gets worse only
-after `fall_s`, or after `hold_s` without a worker, and better only after `return_s`, unless it was vacant; without a
-worker it never gets better; premium is refused at level 4 only.
+Always true:
+- The level depends only on ratios, time and the record, never on the measures taken.
+- It gets worse only after `fall_s`, or after `hold_s` without a worker.
+- It gets better only after `return_s`, unless it was vacant; without a worker it never gets better.
+- Premium requests are refused at level 4 only.
 """
 
 from __future__ import annotations
@@ -20,34 +22,32 @@ from dataclasses import dataclass
 from enum import Enum
 
 from holdfast.core.tiers import Tier
-from holdfast.spec.levels import DegradationSettings
+from holdfast.spec.health import DegradationSettings
 
 LEVEL_MAX = 4
 # The level is at least k when the capacity is below BOUNDS[k - 1] of the SLO.
 BOUNDS = (1.0, 0.75, 0.5, 0.25)
-# Ratios come in thousandths: 0.7 is as far from 0.75 as 0.05 says, whatever binary fractions make of it.
+# Tolerance for binary fractions: 0.75 - 0.7 must count as 0.05. Ratios come in thousandths.
 ROUNDING = 0.0001
-# When to tell those who are shed to come back: about as long as a return near a bound takes.
+# When clients of refused requests should retry: about as long as a return near a bound takes.
 RETRY_AFTER_S = 30.0
-# Returns that follow each other wait at most so many times as long: eight minutes near a bound.
+# The longest wait before a return, as a multiple of the normal one: eight minutes near a bound.
 PATIENCE_MAX = 16
 PLANNED_MAX = 100_000  # workers: more than any deployment has
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What holds at one level."""
-
     batch_multiplier: float  # of each worker's places, for all tiers but premium
-    shed: frozenset[Tier]  # refused when they come; what waits or runs is served
+    shed: frozenset[Tier]  # new requests of these tiers are refused; waiting and running ones are served
     latency_factor: float  # of the latency targets
     accepts_new: bool
 
     def places(self, places: int, tier: Tier) -> int:
-        """How many streams a worker may run for one of this tier to begin there, of as many places as it has.
+        """Return how many streams a worker with `places` places may run before it refuses a new stream of this tier.
 
-        Premium may have them all: a quarter of the workers at half their places would not carry the fifth of full
-        capacity that premium is served until level 4.
+        Premium may use all places: a quarter of the workers at half their places would not carry the fifth of full
+        capacity that premium gets until level 4.
         """
         if tier is Tier.PREMIUM or places <= 0:
             return places
@@ -70,15 +70,15 @@ SHED_REASONS = ("no_capacity", "tier_shed", "pushed_out")
 
 @dataclass(frozen=True, slots=True)
 class Shed:
-    """A new request is refused for want of capacity, though it may have done nothing wrong."""
+    """The refusal of a new request for lack of capacity."""
 
-    reason: str  # a word for a header, a metric and a program
+    reason: str  # one of `SHED_REASONS`, for headers, metrics and programs
     message: str
     retry_after_s: float
 
 
 def refusal(level: int, tier: Tier, retry_after_s: float = RETRY_AFTER_S) -> Shed | None:
-    """Why a new request of this tier is refused at this level; None: it is not."""
+    """Return why a new request of this tier is refused at this level; None: it is accepted."""
     rules = RULES[level]
     if not rules.accepts_new:
         why = f"capacity is too low for new requests (degradation level {level})"
@@ -90,51 +90,42 @@ def refusal(level: int, tier: Tier, retry_after_s: float = RETRY_AFTER_S) -> She
 
 
 def pushed_out(tier: Tier, retry_after_s: float = RETRY_AFTER_S) -> Shed:
-    """Why one that waited does not any more: a line was full, and those before it stay."""
+    """Return the refusal of the last request of a full queue, which requests before it push out."""
     return Shed("pushed_out", f"too many requests wait, and this one ({tier.word}) stands last", retry_after_s)
 
 
 @dataclass(frozen=True, slots=True)
 class LevelRecord:
-    """What is written down when the level changes, for frontends and for whoever decides next."""
+    """The stored level, written when it changes, for frontends and the next leader."""
 
     level: int
     reason: str
     patience: int = 1  # how many times as long the next return takes
-    vacant: bool = False  # there is no worker at all, and the hold has run out
-    planned: int = 0  # workers that keep the promise, as far as whoever wrote it knew; 0: none was there yet
+    vacant: bool = False  # there is no worker, and `hold_s` is over
+    planned: int = 0  # workers that keep the promise, as the writer knew it; 0: no worker was there yet
     since_unix_s: float = 0.0  # when it was written
 
     def level_for(self, *, has_worker: bool, stale: bool = False) -> int:
-        """The level for one who sees the workers itself. One that is there disproves that there is none, also while
-        nobody is there to write so; and where nobody has been there to decide for long (`stale`), nobody is refused
-        whom it could serve."""
+        """Return the level that a frontend applies. It is at most 3 if the frontend has a worker although the record is
+        vacant, or if no control has led for long (`stale`): no request is refused that a worker could serve."""
         return min(self.level, LEVEL_MAX - 1) if has_worker and (self.vacant or stale) else self.level
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Capacity was measured: `capacity.Capacity`'s ratio and its number of carriers."""
+    """A measurement of capacity; the ratio and the number of carriers are those of `capacity.Capacity`."""
 
     ratio: float
     carriers: int
     why: str = ""  # the figures behind it, for the reason
 
 
-@dataclass(frozen=True, slots=True)
-class LevelChanged:
-    """The level is another one: write the record, apply its rules."""
-
-    before: int
-    record: LevelRecord
-
-
 class DegradationError(Exception):
-    """An event or a record that cannot be. Nothing was changed."""
+    """An event or a record is impossible. Nothing was changed."""
 
 
 class _Side(Enum):
-    """Where a ratio is, seen from a bound. What is far is on its side of it too."""
+    """The position of a ratio relative to a bound. Far below implies below, and far above implies above."""
 
     FAR_BELOW = "far below"
     BELOW = "below"
@@ -143,17 +134,13 @@ class _Side(Enum):
 
 
 def level_at(ratio: float) -> int:
-    """The level of a ratio that is there to stay."""
+    """Return the level of a ratio that lasts."""
     return sum(1 for bound in BOUNDS if ratio < bound)
 
 
 class Degradation:
-    """One deployment's level."""
-
-    __slots__ = ("_begun", "_none_since_s", "_record", "_returned_s", "_settings", "_since_s")
-
     def __init__(self, settings: DegradationSettings, record: LevelRecord | None = None, now_s: float = 0.0) -> None:
-        """Begin whole, or as it was written down: the level stays until enough is seen anew."""
+        """Begin at level 0, or at the record's level until new samples have lasted long enough."""
         if record is not None and not (
             0 <= record.level <= LEVEL_MAX
             and 1 <= record.patience <= PATIENCE_MAX
@@ -161,58 +148,42 @@ class Degradation:
         ):
             raise DegradationError(f"this record cannot be: {record}")
         self._settings = settings
-        self._record = record if record is not None else LevelRecord(0, "nothing measured yet")
+        self.record = record if record is not None else LevelRecord(0, "nothing measured yet")
         self._since_s: dict[tuple[int, _Side], float] = {}  # by level and side of its bound, where the ratio is now
         self._none_since_s: float | None = None
         self._begun = record is not None  # there was a worker once
         # When it last got better, if it has not got worse since.
-        self._returned_s: float | None = now_s if self._record.patience > 1 and self.level == 0 else None
-
-    def __repr__(self) -> str:
-        return f"level {self.level} ({self._record.reason})"
+        self._returned_s: float | None = now_s if self.record.patience > 1 and self.level == 0 else None
 
     @property
     def level(self) -> int:
-        return self._record.level
+        return self.record.level
 
-    @property
-    def record(self) -> LevelRecord:
-        return self._record
-
-    @property
-    def rules(self) -> Rules:
-        return RULES[self.level]
-
-    def step(self, event: Sampled, now_s: float) -> tuple[LevelChanged, ...]:
-        """Take what was measured; what became of it."""
+    def step(self, event: Sampled, now_s: float) -> LevelRecord | None:
+        """Apply a measurement; return the record to write if the level changed."""
         if not (event.ratio >= 0.0 and event.carriers >= 0):
             raise DegradationError(f"{event} cannot be")
         self._look(event, now_s)
         if event.carriers == 0:
             return self._hold(now_s)
         figures = f"{event.ratio:.0%} of the SLO" + (f": {event.why}" if event.why else "")
-        if self._record.vacant:
+        if self.record.vacant:
             return self._become(level_at(event.ratio), now_s, f"a worker is there again, {figures}")
         return self._weigh(now_s, figures)
 
     def next_deadline_s(self) -> float | None:
-        """When to measure again at the latest: the level changes then, if nothing else has; None: it stays."""
+        """Return when to measure again at the latest: the level changes then if the ratio stays; None: never."""
         if self._none_since_s is not None:
-            return None if self._record.vacant else self._none_since_s + self._settings.hold_s
-        falls = [
+            return None if self.record.vacant else self._none_since_s + self._settings.hold_s
+        due = [
             since_s + self._wait_s(side)
             for (level, side), since_s in self._since_s.items()
-            if level > self.level and side in (_Side.FAR_BELOW, _Side.BELOW)
+            if (level == self.level if side in (_Side.ABOVE, _Side.FAR_ABOVE) else level > self.level)
         ]
-        rises = [
-            since_s + self._wait_s(side)
-            for (level, side), since_s in self._since_s.items()
-            if level == self.level and side in (_Side.ABOVE, _Side.FAR_ABOVE)
-        ]
-        return min(falls + rises, default=None)
+        return min(due, default=None)
 
     def _look(self, sample: Sampled, now_s: float) -> None:
-        """Begin or end the while for which the ratio has been on each side of each bound."""
+        """Update since when the ratio has been on each side of each bound."""
         if sample.carriers == 0:
             self._since_s.clear()
             if self._none_since_s is None:
@@ -233,14 +204,14 @@ class Degradation:
                 else:
                     self._since_s.pop((level, side), None)
 
-    def _hold(self, now_s: float) -> tuple[LevelChanged, ...]:
+    def _hold(self, now_s: float) -> LevelRecord | None:
         assert self._none_since_s is not None
-        if self._record.vacant or now_s < self._none_since_s + self._settings.hold_s:
-            return ()
+        if self.record.vacant or now_s < self._none_since_s + self._settings.hold_s:
+            return None
         why = f"no worker for {self._settings.hold_s:g} s" if self._begun else "no worker yet: the first may be loading"
         return self._become(LEVEL_MAX, now_s, why, vacant=True)
 
-    def _weigh(self, now_s: float, why: str) -> tuple[LevelChanged, ...]:
+    def _weigh(self, now_s: float, why: str) -> LevelRecord | None:
         level = LEVEL_MAX
         while level > self.level and not self._lasted(level, _Side.FAR_BELOW, _Side.BELOW, now_s):
             level -= 1
@@ -250,7 +221,7 @@ class Degradation:
         return self._become(level, now_s, why)
 
     def _lasted(self, level: int, far: _Side, near: _Side, now_s: float) -> bool:
-        """Whether the ratio has been on that side of a level's bound for long enough."""
+        """Return True if the ratio has been on that side of a level's bound for long enough."""
         return any(
             (level, side) in self._since_s and now_s >= self._since_s[level, side] + self._wait_s(side)
             for side in (far, near)
@@ -258,7 +229,7 @@ class Degradation:
 
     def _wait_s(self, side: _Side) -> float:
         settings = self._settings
-        patience = self._record.patience
+        patience = self.record.patience
         return {
             _Side.FAR_BELOW: settings.fall_s,
             _Side.BELOW: max(settings.fall_s, settings.fall_near_s),
@@ -266,10 +237,10 @@ class Degradation:
             _Side.FAR_ABOVE: settings.return_s * patience,
         }[side]
 
-    def _become(self, level: int, now_s: float, why: str, *, vacant: bool = False) -> tuple[LevelChanged, ...]:
-        before = self._record
+    def _become(self, level: int, now_s: float, why: str, *, vacant: bool = False) -> LevelRecord | None:
+        before = self.record
         if level == before.level and vacant == before.vacant:
-            return ()
+            return None
         patience = before.patience
         if level < before.level:
             self._returned_s = now_s
@@ -277,5 +248,5 @@ class Degradation:
             flaps = now_s - self._returned_s <= self._settings.flap_s
             patience = min(2 * patience, PATIENCE_MAX) if flaps else 1
             self._returned_s = None  # falls that follow are the same one
-        self._record = LevelRecord(level, why, patience, vacant)
-        return (LevelChanged(before.level, self._record),)
+        self.record = LevelRecord(level, why, patience, vacant)
+        return self.record

@@ -1,17 +1,19 @@
-"""The reserve: sound workers of one set that are kept without traffic, until capacity is lost. Pure; `now_s` comes in.
+"""The reserve keeps healthy workers of one set without traffic until capacity is lost. Pure; `now_s` is passed in.
 
-Theory. A spare is loaded, canaried and judged like any other worker; only its traffic is missing. So giving it some is
-one record that frontends read, and takes no time worth speaking of. It is given at once when fewer serve than should
-(one fell, or is doubted), or when capacity falls short of the promise: to serve with one too many costs nothing. To
-take traffic away again may cost something, so that waits until all has been well for a while, and for twice as long
-where a spare was needed soon after it had been put by.
+Theory. A spare is loaded and checked like any other worker, but gets no traffic. Control activates it by writing one
+record that frontends read, which takes almost no time. A spare is activated at once when fewer workers serve than
+should (one fell or lost weight), or when capacity falls short of the promise: one serving worker too many costs
+nothing. Making a worker a spare may cost capacity. So that waits until all has been well for a while, and twice as long
+if a spare was needed soon after it became one.
 
-How many should serve follows from the *size* of the set: as many as were planned, or the most that were there at once.
-A share of it is rounded down, so a small set keeps none.
+How many should serve follows from the *size* of the set: the planned number, or the most workers that were there at
+once. The number of spares is a share of the size, rounded down, so a small set keeps none.
 
-Always true: a worker is put by only if it is sound, if as many serve without it as should, if these keep the promise,
-and at level 0; nobody is put by before the deployment was whole; the last that serves is never put by; nothing is
-stored of who is a spare, which its record says.
+Always true:
+- A worker becomes a spare only if it is sound, enough others serve and keep the promise, the level is 0, and the
+  deployment was whole once.
+- The last serving worker never becomes a spare.
+- Which workers are spares is stored in their records, not here.
 """
 
 from __future__ import annotations
@@ -21,41 +23,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.routing.capacity import Capacity
-from holdfast.spec.levels import SpareSettings
+from holdfast.spec.health import SpareSettings
 
-# Capacity that is short of the promise by this much is acted on at once; by less it may be noise.
+# If capacity is short of the promise by this much, a spare is activated at once; a smaller shortage may be noise.
 SHORT_BAND = 0.05
-# Then it must last: longer than noise does, and less than a level needs to follow (`fall_near_s`).
+# How long a smaller shortage must last: longer than noise, and shorter than a level takes to follow (`fall_near_s`).
 SHORT_NEAR_S = 10.0
-# A spare that is needed so soon after it was put by doubles how long the next is waited for, up to so many times.
+# A spare that is needed within FLAP_S after it became one doubles the wait before the next, up to PATIENCE_MAX times.
 FLAP_S = 600.0
 PATIENCE_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """A worker of the set, or a group of it whose standby is waking."""
+class SpareCandidate:
+    """A worker of the set, or a group of engines with a waking standby."""
 
     name: str
     weight: float  # by its standing alone; a waking group has 1
-    sound: bool  # awake, and nothing is held against it: it may be a spare
+    sound: bool  # awake and without any cause against it: it may become a spare
     spare: bool = False
     running: int = 0  # streams
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
-    """The set as it is now. `capacity` is the deployment's, without its spares."""
+class SparesLooked:
+    """The current state of the set. `capacity` is the deployment's, without its spares."""
 
-    members: Sequence[Member]
+    members: Sequence[SpareCandidate]
     capacity: Capacity
     level: int = 0
-    whole: bool = True  # it has begun: not all the others are still to come
+    whole: bool = True  # False: the deployment is starting, and more workers will come
 
 
 @dataclass(frozen=True, slots=True)
-class Spared:
-    """From now on it is a spare, or is none any more."""
+class SpareChanged:
+    """The worker becomes a spare, or stops being one."""
 
     name: str
     spare: bool
@@ -63,22 +65,18 @@ class Spared:
 
 
 class Reserve:
-    """The spares of one set."""
-
-    __slots__ = ("_calm_since_s", "_patience", "_put_by_s", "_ready", "_settings", "_short_since_s", "size")
+    """Decides which workers of one set are spares."""
 
     def __init__(self, settings: SpareSettings, size: int = 0, *, begun: bool = False) -> None:
-        """`size`: workers that were planned, 0 if nobody said. `begun`: others decided on this set before."""
+        """Create a reserve. `size`: the planned number of workers, 0 if unknown; `begun`: another control decided
+        before."""
         self.size = size
         self._settings = settings
-        self._ready = begun  # once it has what it wants, every change waits
+        self._ready = begun  # once the reserve was complete, every change waits
         self._patience = 1
-        self._put_by_s: float | None = None  # when the last was
+        self._put_by_s: float | None = None  # when the last worker became a spare
         self._short_since_s: float | None = None
         self._calm_since_s: float | None = None
-
-    def __repr__(self) -> str:
-        return f"<Reserve of {self.wanted} in {self.size}>"
 
     @property
     def wanted(self) -> int:
@@ -86,30 +84,29 @@ class Reserve:
 
     @property
     def serving(self) -> int:
-        """Workers that should have traffic."""
+        """Return how many workers should have traffic."""
         return self.size - self.wanted
 
-    def step(self, event: Looked, now_s: float) -> tuple[Spared, ...]:
-        """Who becomes a spare, and who is none any more."""
+    def step(self, event: SparesLooked, now_s: float) -> tuple[SpareChanged, ...]:
         self.size = max(self.size, sum(1 for member in event.members if member.weight > 0.0))
-        # One that fell is brought by nobody, and is a spare again when it returns; one that is doubted comes last.
+        # A spare that fell is not activated, and is a spare again when it returns; one of reduced weight comes last.
         spares = [member for member in event.members if member.spare and member.weight > 0.0]
         self._ready = self._ready or len(spares) >= self.wanted > 0
         needed, why = self._needed(event, len(spares), now_s)
         if needed:
             self._bring(now_s)
             spares.sort(key=lambda one: (not one.sound, one.name))
-            return tuple(Spared(one.name, False, why) for one in spares[:needed])
+            return tuple(SpareChanged(one.name, False, why) for one in spares[:needed])
         return self._put_by(event, len(spares), now_s)
 
     def next_deadline_s(self) -> float | None:
-        """When to look again at the latest; None: when something happens."""
+        """Return when to step again at the latest; None: at the next change."""
         due = [] if self._short_since_s is None else [self._short_since_s + SHORT_NEAR_S]
         due += [] if self._calm_since_s is None else [self._calm_since_s + self._wait_s()]
         return min(due, default=None)
 
-    def _needed(self, event: Looked, spares: int, now_s: float) -> tuple[int, str]:
-        """How many of the spares must serve now, and why."""
+    def _needed(self, event: SparesLooked, spares: int, now_s: float) -> tuple[int, str]:
+        """Return how many of the spares must serve now, and why."""
         surplus = spares - self.wanted  # the set was made smaller, or the setting was
         if surplus > 0:
             return surplus, f"{self.wanted} are kept in reserve"
@@ -131,15 +128,15 @@ class Reserve:
         return 1, f"capacity is {ratio:.0%} of the promise"
 
     def _bring(self, now_s: float) -> None:
-        """A spare was needed."""
+        """Note that a spare was needed; if soon after a worker became one, wait longer before the next does."""
         self._calm_since_s = None
         if self._put_by_s is not None:
             soon = now_s - self._put_by_s <= FLAP_S
             self._patience = min(2 * self._patience, PATIENCE_MAX) if soon else 1
             self._put_by_s = None
 
-    def _put_by(self, event: Looked, spares: int, now_s: float) -> tuple[Spared, ...]:
-        """Take its traffic from whoever has the least, if all has been well for long enough."""
+    def _put_by(self, event: SparesLooked, spares: int, now_s: float) -> tuple[SpareChanged, ...]:
+        """Make the worker with the fewest streams a spare, if all has been well for long enough."""
         one = self._candidate(event, spares)
         if one is None:
             self._calm_since_s = None
@@ -149,10 +146,10 @@ class Reserve:
         if now_s < self._calm_since_s + self._wait_s():
             return ()
         self._calm_since_s = None
-        self._put_by_s = now_s if self._ready else None  # at the start no wait was too short
-        return (Spared(one.name, True, f"{self.serving} of {self.size} workers serve, which is enough"),)
+        self._put_by_s = now_s if self._ready else None  # spares of the start do not count as made too soon
+        return (SpareChanged(one.name, True, f"{self.serving} of {self.size} workers serve, which is enough"),)
 
-    def _candidate(self, event: Looked, spares: int) -> Member | None:
+    def _candidate(self, event: SparesLooked, spares: int) -> SpareCandidate | None:
         serving = [member for member in event.members if not member.spare]
         enough = sum(member.weight for member in serving) >= self.serving + 1
         if spares >= self.wanted or not (enough and event.whole and event.level == 0):

@@ -1,1 +1,1 @@
-"""What should run, as plain data: settings with their sentences, units and defaults; launches; plans."""
+"""Describes what should run, as plain data: settings with help text, unit and default; launches; plans."""

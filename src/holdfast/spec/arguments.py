@@ -1,9 +1,10 @@
-"""From words to what was asked for, by one table: the settings that a struct has. Pure: a command line's words and a
-container's in a manifest mean the same.
+"""Parses command lines by the settings of a struct. No I/O; a container's args in a manifest are parsed the same way.
 
-Always true: what somebody gave, in words or in a file, is looked at before anything is done, and refused by the name it
-was given under; our own defaults are not. The command line wins over the file, the file over the environment, and that
-over the defaults. An option is spelled once, as a field (`spec.settings`): here, in files and in help alike.
+Always true:
+- A user's values, from a command line or a file, are checked before anything starts, and refused under the name that
+  the user wrote. Our own defaults are not checked.
+- The command line overrides the file, the file the environment, and the environment the defaults.
+- An option is defined once, as a field (`spec.settings`), for command lines, files and help.
 """
 
 from __future__ import annotations
@@ -16,35 +17,34 @@ from types import UnionType
 from typing import Any, get_args, get_origin
 
 from holdfast.core.errors import Refused, UserError
-from holdfast.spec.nearest import nearest
 from holdfast.spec.settings import Setting, Settings, all_settings
 
-HELP = ("-h", "--help")
-NEAR = 0.6  # how alike what was meant must be to what was written
+HELP_ALL = "--help-all"
+HELP = ("-h", "--help", HELP_ALL)
+NEAR = 0.6  # minimum similarity of a suggestion
 
-Options = Mapping[str, Setting]  # by the long flag; of --yes/--no by the first
+Options = Mapping[str, Setting]  # by long flag; for --yes/--no the first
 
 
 class UsageError(UserError):
-    """Words that make no sense together: status 2."""
+    """The command line is invalid; exit status 2."""
 
 
 class HelpWanted(Exception):
-    """Somebody asks what there is."""
+    """The command line asks for help; `everything`: with --help-all."""
+
+    def __init__(self, word: str) -> None:
+        self.everything = word == HELP_ALL
 
 
 def options_of(pattern: Settings, command: str, *, own: bool = True) -> dict[str, Setting]:
-    """Everything that may be given to the command; `own`: also the pattern's own fields, whatever they say."""
+    """Return the options of a command; `own`: include the pattern's own fields even if they do not name the command."""
     mine = (one for one in all_settings(pattern) if (own and len(one.path) == 1) or command in one.commands)
-    return {long_flag(one): one for one in mine}
-
-
-def long_flag(setting: Setting) -> str:
-    return setting.flag.partition("/")[0]
+    return {one.long_flag: one for one in mine}
 
 
 def by_path(options: Options, said: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
-    """What was said, by the fields that hear it: an option of several engines is in the settings of each."""
+    """Return the values by field; an option shared by several engines sets the field of each."""
     found = {}
     for flag, value in said.items():
         path = options[flag].path
@@ -55,13 +55,13 @@ def by_path(options: Options, said: Mapping[str, Any]) -> dict[tuple[str, ...], 
     return found
 
 
-# -- what kind of value
+# -- types of values
 
 
 def kind_of(setting: Setting) -> type:
-    """bool, int, float, str or Path: of one value, where there may be several or none."""
+    """Return the type of one value: bool, int, float, str or Path."""
     kind = setting.type
-    if isinstance(kind, UnionType):  # or None
+    if isinstance(kind, UnionType):  # a union with None
         kind = get_args(kind)[0]
     kind = get_args(kind)[0] if get_origin(kind) is tuple else kind
     assert isinstance(kind, type)
@@ -76,7 +76,7 @@ WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 
 
 def check_value(name: str, setting: Setting, value: Any) -> None:
-    """Refused names the option of a value out of its bounds."""
+    """Raise Refused or UsageError, naming the option, if a value is out of its bounds."""
     if wrong := setting.wrong(value):
         shown = f"{value:g}" if isinstance(value, float) else repr(value)
         error = f"{name} must be {wrong}, got {shown}"
@@ -90,23 +90,23 @@ def _value(flag: str, setting: Setting, text: str) -> Any:
     except ValueError:
         raise UsageError(f"{flag} must be {WORDS[kind]}, got {text!r}") from None
     if not setting.extra.get("positional") and any("\ud800" <= char <= "\udfff" for char in text):
-        raise UsageError(f"{flag} must be UTF-8, got {os.fsencode(text)!r}")  # processes are handed it as JSON
+        raise UsageError(f"{flag} must be UTF-8, got {os.fsencode(text)!r}")  # processes receive it as JSON
     check_value(flag, setting, value)
     return value
 
 
-# -- words
+# -- command lines
 
 
 def parse(words: Sequence[str], options: Options, command: str) -> dict[str, Any]:
-    """What was said, by flag. UsageError says what cannot be read."""
+    """Return the given values by flag; raise UsageError if the command line is invalid."""
     flags = _flags(options)
     free = deque(flag for flag, one in options.items() if one.extra.get("positional"))
-    others = next((flag for flag, one in options.items() if one.extra.get("rest")), None)  # that has all after --
+    others = next((flag for flag, one in options.items() if one.extra.get("rest")), None)  # gets everything after --
     said: dict[str, Any] = {}
     rest = deque(words)
-    dashes = True  # whether an option may come yet
-    said_kind = False  # whether the kind of what is named next was said
+    dashes = True  # False after --
+    said_kind = False  # a kind was given before the next name
     while rest:
         word = rest.popleft()
         if dashes and word == "--" and others is not None:
@@ -115,7 +115,7 @@ def parse(words: Sequence[str], options: Options, command: str) -> dict[str, Any
         elif dashes and word == "--":
             dashes = False
         elif dashes and word in HELP:
-            raise HelpWanted
+            raise HelpWanted(word)
         elif dashes and word.startswith("-") and word != "-" and not (free and _is_number(word, options[free[0]])):
             _take_option(word, rest, flags, options, said=said, command=command)
         elif free and word.lower() in options[free[0]].extra.get("kinds", ()) and not said_kind:
@@ -133,18 +133,18 @@ def parse(words: Sequence[str], options: Options, command: str) -> dict[str, Any
 
 
 def _is_number(word: str, setting: Setting) -> bool:
-    """Whether it is one below zero, where a number may stand."""
+    """Return True if a word that begins with a dash is a negative number for a numeric setting."""
     return kind_of(setting) in (int, float) and word[1:2].isdecimal()
 
 
 def _flags(options: Options) -> dict[str, tuple[str, bool]]:
-    """Every word that means an option: its flag, and for a switch which way."""
+    """Return every spelling of an option, with its long flag and, for a switch, its value."""
     flags: dict[str, tuple[str, bool]] = {}
     for flag, one in options.items():
         if one.extra.get("positional"):
             continue
         on, _, off = one.flag.partition("/")
-        flags |= {text: (flag, True) for text in (on, one.extra.get("short")) if text}
+        flags |= {text: (flag, True) for text in (on, one.extra.get("short"), *one.extra.get("valued", ())) if text}
         flags |= {off: (flag, False)} if off else {}
     return flags
 
@@ -159,37 +159,49 @@ def _take_option(
     command: str,
 ) -> None:
     name, equals, text = word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
-    if name in HELP:  # first of short ones in one word
-        raise HelpWanted
+    if name in HELP:  # first of several short options in one word
+        raise HelpWanted(name)
     if name not in flags:
-        raise UsageError(f"`{command}` has no option {name}; {meant(name, flags, f'`{command} --help` lists them')}")
+        raise UsageError(
+            f"`{command}` has no option {name}; {meant(name, flags, f'`{command} --help-all` lists them')}"
+        )
     flag, on = flags[name]
-    if kind_of(options[flag]) is bool:
+    setting = options[flag]
+    is_valued = name in setting.extra.get("valued", ())
+    if kind_of(setting) is bool and not is_valued:
         if word.startswith("--") and equals:
-            on = on is _switched(name, options[flag], text)
-        elif equals:  # short ones in one word
+            on = on is _switched(name, {"true": True, "false": False, **setting.extra.get("words", {})}, text)
+        elif equals:  # several short options in one word
             rest.appendleft(f"-{text}")
         said[flag] = on
         return
-    if flag in said and options[flag].extra.get("once"):
+    if flag in said and setting.extra.get("once"):
         raise UsageError(f"{name} is there twice, and `{command}` takes one")
     if not equals:
         if not rest:
             raise UsageError(f"{name} needs a value")
         text = rest.popleft()
-    value = _value(name, options[flag], text)
-    said[flag] = (*said.get(flag, ()), value) if takes_many(options[flag]) else value
+    value = _switched(name, setting.extra["values"], text) if is_valued else _value(name, setting, text)
+    said[flag] = (*said.get(flag, ()), value) if takes_many(setting) else value
 
 
-def _switched(flag: str, setting: Setting, text: str) -> bool:
-    """What `--switch=TEXT` says."""
-    words: dict[str, bool] = {"true": True, "false": False, **setting.extra.get("words", {})}
+def _switched(flag: str, words: Mapping[str, bool], text: str) -> bool:
+    """Return the value of a switch given as a word, e.g. `--flag=true`."""
     if text not in words:
         raise UsageError(f"{flag} must be {' or '.join(words)}, got {text!r}")
     return words[text]
 
 
 def meant(word: str, known: Iterable[str], else_: str, near: float = NEAR) -> str:
-    """What may have been meant, as the end of a sentence."""
+    """Return a did-you-mean suggestion, or `else_` if there is none, as the end of a sentence."""
     found = nearest(word, known, near)
     return f"did you mean {found}?" if found else else_
+
+
+def nearest(word: str, known: Iterable[str], near: float = 0.65) -> str:
+    """Return the known name most similar to `word`, ignoring case; "" if none is similar enough."""
+    import difflib  # imported only after a typing mistake
+
+    by_lower = {name.lower(): name for name in known}
+    found = difflib.get_close_matches(word.lower(), list(by_lower), 1, near)
+    return by_lower[found[0]] if found else ""

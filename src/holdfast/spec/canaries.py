@@ -1,10 +1,10 @@
-"""Known questions of a model, as an operator gives them: what is asked, and what a sound engine answers. Pure.
+"""Parses an operator's canary prompts for a model: each has a prompt and the answer of a healthy engine. No I/O.
 
 They come as JSON: in a file or as text (`--canary-prompts`), or from a manifest's `canaryPrompts`. A worker puts them
-into its card in tokens, and control asks them (docs/health.md).
+into its card as tokens, and control sends them (docs/health.md).
 
-Always true: what `parse` returns is within these bounds; what is wrong is refused with its place, its value and the
-remedy.
+Always true: prompts that `parse` returns are within these bounds; the error for an invalid prompt has its position, its
+value and the remedy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.core.errors import Refused
 
-# A check is short: it has a place of the batch for as long as it takes, and must end within `canary.TRY_S`.
+# A check must be short: it takes a place in the batch, and must end within `canary.TRY_S`.
 PROMPTS_MAX = 16
 PROMPT_CHARS_MAX = 4000
 PROMPT_TOKENS_MAX = 1024
@@ -24,8 +24,8 @@ TOKEN_MAX = 2**31 - 1
 
 
 class CanaryPrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One question: a text or token ids, the tokens that must be answered at temperature 0, and the range in which the
-    log-probability of each of them lies."""
+    """A canary prompt: text or token ids, the tokens expected at temperature 0, and the range of their
+    log-probabilities."""
 
     prompt: str = ""
     prompt_tokens: tuple[int, ...] = ()
@@ -33,7 +33,7 @@ class CanaryPrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     logprob_range: tuple[float, ...] = ()  # lowest and highest, in nats; empty: any
 
     def problem(self) -> tuple[str, str] | None:
-        """Return the field that cannot be, and what is wrong with it; None: nothing is."""
+        """Return the invalid field and what is wrong with it; None if all are valid."""
         if bool(self.prompt) is bool(self.prompt_tokens):
             which = "both are given" if self.prompt else "neither is given"
             return "prompt", f"give prompt (text) or prompt_tokens (ids), and only one of them; {which}"
@@ -62,7 +62,8 @@ class CanaryPrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def parse(text: str | bytes, where: str) -> tuple[CanaryPrompt, ...]:
-    """Return the questions in a JSON text; Refused says what is wrong. `where`: the option or file, for people."""
+    """Return the prompts in a JSON text; raise Refused if they are invalid. `where`: the option or file, for the error
+    text."""
     try:
         found = msgspec.json.decode(text, type=tuple[CanaryPrompt, ...])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -77,10 +78,10 @@ def parse(text: str | bytes, where: str) -> tuple[CanaryPrompt, ...]:
 
 
 def written(prompts: tuple[CanaryPrompt, ...]) -> str:
-    """Return them as a JSON text; empty for none."""
+    """Return the prompts as a JSON text; empty for none."""
     return msgspec.json.encode(prompts).decode() if prompts else ""
 
 
 def is_text(given: str) -> bool:
-    """Return True if an option's value is the JSON itself, and no file's name."""
+    """Return True if an option's value is JSON, not a file name."""
     return given.lstrip().startswith("[")

@@ -1,8 +1,8 @@
-"""`holdfast worker`, `frontend` and `control` as their environment and words say, before anybody places them: the same
-on a command line and in a container of a manifest.
+"""Builds the settings of `holdfast worker`, `frontend` and `control` from environment and arguments, in the same way
+for a command line and for a container of a manifest.
 
-Always true: words win over the environment, and that over the defaults; what was given is checked, and refused by the
-name it was given under.
+Always true: arguments override the environment, and the environment overrides the defaults. An invalid value is refused
+under the name that the user wrote.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.spec.settings import S, filled
 
 
 def worker_by(env: Environment) -> WorkerLaunch:
-    """What `holdfast worker` does where nothing is said, but for what the environment says."""
+    """Return the settings of `holdfast worker` without arguments."""
     return WorkerLaunch(
         **_told(env),
         store=own_store(env),
@@ -43,7 +43,7 @@ def worker_by(env: Environment) -> WorkerLaunch:
 
 
 def frontend_by(env: Environment) -> DeploymentSpec:
-    """`holdfast frontend`, likewise: one of a deployment's, with the same options."""
+    """Return the settings of `holdfast frontend` without arguments: a deployment with this frontend."""
     launch = FrontendLaunch(
         **_told(env), store=own_store(env), deployment=env.deployment, shares=env.shares, api_keys=env.api_keys
     )
@@ -51,7 +51,7 @@ def frontend_by(env: Environment) -> DeploymentSpec:
 
 
 def control_by(env: Environment) -> ControlLaunch:
-    """`holdfast control`, likewise."""
+    """Return the settings of `holdfast control` without arguments."""
     return ControlLaunch(
         **_told(env),
         store=own_store(env),
@@ -66,7 +66,7 @@ def own_store(env: Environment) -> str:
 
 
 def asked(pattern: S, command: str, words: Sequence[str]) -> S:
-    """The pattern as the words after `holdfast COMMAND` change it; UserError names what is wrong with them."""
+    """Return the pattern changed by the arguments of `holdfast COMMAND`; raise UserError if one is invalid."""
     options = options_of(pattern, command, own=False)
     said = parse(words, options, f"holdfast {command}")
     check_given(options, said)
@@ -74,10 +74,10 @@ def asked(pattern: S, command: str, words: Sequence[str]) -> S:
 
 
 def _told(env: Environment) -> dict[str, Any]:
-    """What only the environment says."""
+    """Return the settings that come only from the environment."""
     return {"state_dir": str(env.state_dir), "log_level": env.log_level}
 
 
 def _status_address(env: Environment) -> str:
-    """Empty: the environment wants no status server."""
+    """Return the status server's address; empty if the environment disables it."""
     return str(TcpAddress(env.status_host, env.status_port)) if env.status_enabled and env.status_port >= 0 else ""

@@ -1,8 +1,8 @@
-"""A whole deployment on one machine, as a person asks for it: how many of what, a pattern for each kind, and which
-device each rank of each pair sits on. Pure.
+"""Describes a deployment on one machine: the number of processes, a pattern for each role, and the device of each rank
+of each worker. No I/O.
 
-Always true: no two vaults have one socket; host memory has a number of its own for every rank of every pair; GPUs go
-round, in the order they were named.
+Always true: no two vaults share a socket. In host memory every rank of every worker has its own device number. GPUs are
+assigned round-robin, in the given order.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from holdfast.core.address import UNIX_PATH_BYTES_MAX
 from holdfast.core.errors import UserError
 from holdfast.spec.engines import ENGINES
 from holdfast.spec.launch import ControlLaunch, FrontendLaunch, WorkerLaunch
-from holdfast.spec.names import check_deployment_name, check_url
+from holdfast.spec.names import check_deployment_name, check_url, room_for_socket
 from holdfast.spec.settings import GIB_MAX, Settings, about
 
-WORKERS_MAX = 256  # processes on one machine; more is a typing mistake
-CONTROLS_MAX = 8  # one decides; more than two or three wait for nothing
-STANDBYS_MAX = 8  # per worker; each is a whole engine, and one is enough to outlive one death
-# Ports of status pages that a worker's engines have between them, so that another standby moves nobody else's.
+WORKERS_MAX = 256  # processes on one machine; a larger number is a typing mistake
+CONTROLS_MAX = 8  # one decides, the others are standbys; more than three are useless
+STANDBYS_MAX = 8  # per worker; each is a whole engine, and one suffices to survive one crash
+# Status ports reserved per worker, so that adding a standby does not change the ports of other workers.
 STATUS_PORTS_PER_WORKER = 10
-ENGINE_LETTERS = "abcdefghi"  # worker-1a, worker-1b, …: the active by chance of the lock, not by its letter
+ENGINE_LETTERS = "abcdefghi"  # worker-1a, worker-1b, …: the lock decides which is active, not the letter
 
 _UP = ("up",)
 _SERVING = {"panel": "Serving", "commands": _UP}
@@ -33,10 +32,10 @@ _FLEET = {"panel": "The fleet", "commands": ("up", "node")}
 
 
 class DeploymentSpec(Settings, frozen=True):
-    """What should run. Its processes are made of `worker`, `frontend` and `control` (`spec.plan`).
+    """The desired state of a deployment. `spec.plan` makes its processes from `worker`, `frontend` and `control`.
 
-    Two settings are others for a whole deployment than for a process alone: its engine is a real one, and its frontends
-    leave within seconds, because a person who pressed Ctrl-C waits for it."""
+    Two defaults differ from those of a single process: the engine is a real one, and frontends stop within seconds,
+    because a user waits for them after Ctrl-C."""
 
     name: Annotated[str, about("Deployment name (default: $DYN_NAMESPACE, or local).", flag="--deployment", **_SERVING)]
     workers: Annotated[
@@ -53,7 +52,7 @@ class DeploymentSpec(Settings, frozen=True):
         ),
     ] = 1
     frontends: Annotated[
-        int, about("Number of frontend processes; they share the port.", min=1, max=64, commands=_UP)
+        int, about("Number of frontend processes; they share the port.", min=1, max=64, commands=_UP, expert=True)
     ] = 1
     controls: Annotated[
         int,
@@ -62,13 +61,14 @@ class DeploymentSpec(Settings, frozen=True):
             min=0,
             max=CONTROLS_MAX,
             commands=_UP,
+            expert=True,
         ),
     ] = 1
     host: Annotated[
         str, about("HTTP listen address; 0.0.0.0: all IPv4 addresses; :: includes IPv6.", commands=("up", "frontend"))
     ] = "127.0.0.1"
     port: Annotated[int, about("HTTP port; 0 picks a free one.", min=0, max=65535, commands=("up", "frontend"))] = 8000
-    # Below the ephemeral ports, and no well-known exporter's.
+    # Below the ephemeral ports, and not used by a well-known exporter.
     status_port: Annotated[
         int,
         about(
@@ -76,6 +76,7 @@ class DeploymentSpec(Settings, frozen=True):
             min=0,
             max=65535,
             commands=_UP,
+            expert=True,
         ),
     ] = 9650
     status_host: Annotated[str, about("Listen address of the workers' and controls' status pages.")] = "127.0.0.1"
@@ -99,18 +100,23 @@ class DeploymentSpec(Settings, frozen=True):
             "With --backend ray: HOST:PORT of the cluster's head (default: the cluster running on this machine).",
             panel="The fleet",
             commands=_UP,
+            expert=True,
         ),
     ] = ""
-    node: Annotated[str, about("Name of this node (default: the host name).", **_FLEET)] = ""
+    node: Annotated[str, about("Name of this node (default: the host name).", expert=("up",), **_FLEET)] = ""
     node_address: Annotated[
         str,
         about(
             "Host or IP at which frontends on other machines reach this node's engines (default: local only).",
+            expert=("up",),
             **_FLEET,
         ),
     ] = ""
     node_devices: Annotated[
-        int, about("Without GPUs: number of devices, which are parts of host memory.", min=1, max=64, **_FLEET)
+        int,
+        about(
+            "Without GPUs: number of devices, which are parts of host memory.", min=1, max=64, expert=("up",), **_FLEET
+        ),
     ] = 1
     node_gib: Annotated[
         float,
@@ -119,6 +125,7 @@ class DeploymentSpec(Settings, frozen=True):
             "GiB",
             min=0,
             max=GIB_MAX,
+            expert=("up",),
             **_FLEET,
         ),
     ] = 0.0
@@ -129,11 +136,12 @@ class DeploymentSpec(Settings, frozen=True):
             "GiB",
             min=-1,
             max=GIB_MAX,
+            expert=("up",),
             **_FLEET,
         ),
     ] = -1.0
     gpus: Annotated[tuple[str, ...], about("GPUs of the torch and vllm engines, by UUID (none: host memory).")] = ()
-    # As long as loading the largest models may take.
+    # Long enough to load the largest models.
     wait_s: Annotated[
         float,
         about(
@@ -141,6 +149,7 @@ class DeploymentSpec(Settings, frozen=True):
             "s",
             over=0,
             commands=_UP,
+            expert=True,
         ),
     ] = 7200.0
     log_level: Annotated[str, about("Log level of all processes.", choices=("debug", "info", "warning", "error"))] = (
@@ -150,27 +159,27 @@ class DeploymentSpec(Settings, frozen=True):
         engine="torch", model="smollm2-135m-instruct"
     )
     control: Annotated[ControlLaunch, about("Settings of every control.")] = ControlLaunch()
-    # After the others: of an option that several have, `holdfast frontend` means its own.
+    # Must be last: if several structs have the same option, `holdfast run frontend` uses the frontend's.
     frontend: Annotated[FrontendLaunch, about("Settings of every frontend.")] = FrontendLaunch(drain_s=4.0)
 
     @property
     def ranks(self) -> int:
-        """Devices of one worker; a sim engine's ranks share one."""
         return ranks_of(self.worker)
 
     def vaults_in(self, state_dir: Path) -> Path:
         return Path(self.vault_dir) if self.vault_dir else state_dir / "gms"
 
     def status_port_of(self, place: int, engine_id: int) -> int:
-        """Of one engine of the worker with this number; 0: a free one."""
+        """Return the status port of one engine of worker `place`; 0: any free one."""
         return self.status_port and self.status_port + (place - 1) * STATUS_PORTS_PER_WORKER + engine_id
 
     def control_port_of(self, place: int) -> int:
-        """Of the control with this number: below the workers', so that neither moves the other's; 0: a free one."""
+        """Return the status port of control `place`; 0: any free one. These ports are below the workers', so that the
+        number of workers does not change them."""
         return self.status_port and self.status_port - place
 
     def check(self, state_dir: Path) -> None:
-        """UserError says what cannot be, of all that needs no look at the machine."""
+        """Raise UserError if a setting is invalid; the machine itself is not examined."""
         try:
             check_deployment_name(self.name)
         except ValueError as error:
@@ -195,15 +204,11 @@ class DeploymentSpec(Settings, frozen=True):
         check_seats(self.gpus, self.workers, self.ranks, self.worker.kv_gib, flag)
         if engine == "vllm":
             self.worker.vllm.for_device(bool(self.gpus))
-        self._check_vault_dir(state_dir)
-
-    def _check_vault_dir(self, state_dir: Path) -> None:
-        folder = self.vaults_in(state_dir)
         taken = seats(self.gpus, self.workers, self.ranks)
         names = [f"host-{WORKERS_MAX}", *(seat.socket_name for own in taken for seat in own)]
-        longest = len(str(folder / f"gms_{max(names, key=len)}.sock").encode())
-        if self.standbys and longest > UNIX_PATH_BYTES_MAX:
-            room = UNIX_PATH_BYTES_MAX - (longest - len(str(folder).encode()))
+        folder = self.vaults_in(state_dir)
+        room = room_for_socket(folder, f"gms_{max(names, key=len)}.sock")
+        if self.standbys and room is not None:
             raise UserError(
                 f"the vaults' directory is too long for Unix sockets ({folder}); "
                 f"set GMS_SOCKET_DIR to one of at most {room} bytes"
@@ -211,10 +216,9 @@ class DeploymentSpec(Settings, frozen=True):
 
 
 def check_state_dir(state_dir: Path) -> None:
-    """Sockets live in it, and the kernel bounds their paths."""
-    longest = len(str(state_dir / "run" / f"worker-{WORKERS_MAX}{ENGINE_LETTERS[-1]}.chaos").encode())
-    if longest > UNIX_PATH_BYTES_MAX:
-        room = UNIX_PATH_BYTES_MAX - (longest - len(str(state_dir).encode()))
+    """Raise UserError if the path is too long for the sockets in the directory."""
+    room = room_for_socket(state_dir, f"run/worker-{WORKERS_MAX}{ENGINE_LETTERS[-1]}.chaos")
+    if room is not None:
         raise UserError(
             f"the state directory's path is too long for Unix sockets ({state_dir}); "
             f"set HOLDFAST_STATE_DIR to one of at most {room} bytes"
@@ -227,21 +231,21 @@ def check_state_dir(state_dir: Path) -> None:
 @dataclass(frozen=True, slots=True)
 class Seat:
     device: str
-    socket_name: str  # as `spec.names.socket_path` takes it: the device's, but for a later vault on the same GPU
+    socket_name: str  # for `spec.names.socket_path`: the device, with a suffix for a further vault on the same GPU
 
 
 def ranks_of(worker: WorkerLaunch) -> int:
-    """Devices of one worker; a sim engine's ranks share one."""
+    """Return the number of devices of one worker; a sim engine's ranks share one."""
     return {"torch": worker.torch.ranks, "vllm": worker.vllm.ranks}.get(worker.engine, 1)
 
 
 def seats(gpus: Sequence[str], pairs: int, ranks: int) -> list[list[Seat]]:
-    """Every pair's ranks' seats; no GPUs: host memory."""
+    """Return the seats of all ranks of every pair (a worker with its standbys); without GPUs, in host memory."""
     return [[seat_at(gpus, pair * ranks + rank) for rank in range(ranks)] for pair in range(pairs)]
 
 
 def seat_at(gpus: Sequence[str], number: int) -> Seat:
-    """The seat with that number, counted from 0: GPUs go round."""
+    """Return the seat with this number, counted from 0; GPUs are assigned round-robin."""
     if not gpus:
         return Seat(f"host-{number + 1}", f"host-{number + 1}")
     turn, place = divmod(number, len(gpus))
@@ -249,12 +253,12 @@ def seat_at(gpus: Sequence[str], number: int) -> Seat:
 
 
 def pairs_on(taken: Sequence[Sequence[Seat]]) -> int:
-    """How many pairs share the most wanted device."""
+    """Return how many pairs share the most used device."""
     return max(Counter(seat.device for pair in taken for seat in pair).values(), default=0)
 
 
 def check_seats(gpus: Sequence[str], pairs: int, ranks: int, kv_gib: float, flag: str = "--ranks") -> None:
-    """UserError where there are too few GPUs; host memory is never too few, only too small."""
+    """Raise UserError if there are too few GPUs; without GPUs, do nothing."""
     if not gpus:
         return
     if ranks > len(gpus):

@@ -1,22 +1,21 @@
-"""The engines' own settings, and where an engine stands. Engines take these structs as they are.
+"""Defines the settings of each engine, and the place of an engine: its memory and failover.
 
-Always true: who gave an option that would do nothing for what was asked for is told so by its name: a wish that is
-quietly dropped looks granted.
+Always true: an option that would have no effect is refused by name, because it would otherwise seem to work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
 from holdfast.core.errors import Refused, UserError
 from holdfast.spec.settings import GIB_MAX, Setting, Settings, about
-from holdfast.spec.vllm_words import ranks_in
 
 ENGINES = ("sim", "torch", "vllm")
-REAL = ("torch", "vllm")  # those with a model, whose memory is always in a vault
+REAL = ("torch", "vllm")  # engines with a real model; their memory is always in a vault
+RANKS_MAX = 16  # maximum number of GPUs in one machine
 GIB = 1024**3
 NO_VLLM = (
     "the vllm engine needs the package vllm beside holdfast; install it: pip install vllm (for CPUs: pip install "
@@ -24,32 +23,27 @@ NO_VLLM = (
 )
 
 _BOTH = ("up", "worker", "deploy")
-_WORKER = ("worker", "deploy")
 _ALONE = ("worker",)
 _UP = ("up",)
-# What both real engines have is one option, of both: the field of the same name in the other's settings hears it too.
+# A setting of both real engines is one option, which sets the field of the same name in both.
 _SHARED: dict[str, Any] = {"engines": REAL, "panel": "The torch and vllm engines"}
 
 
 class SimSettings(Settings, frozen=True):
-    """The sim engine; what it is not told behaves like a small GPU engine."""
+    """Settings of the sim engine; the defaults behave like a small GPU engine."""
 
     ttft_ms: Annotated[float, about("Simulated time to the first token.", "ms", min=0, commands=_BOTH)] = 50.0
     tpot_ms: Annotated[
         float, about("Simulated time per token; 0: as fast as possible.", "ms", min=0, commands=_BOTH)
     ] = 20.0
-    jitter: Annotated[
-        float, about("Random variation of the time per step, as a fraction.", min=0, max=0.99, commands=_WORKER)
-    ] = 0.10
-    concurrency: Annotated[int, about("Maximum number of streams running at once.", min=1, commands=_WORKER)] = 256
-    queue: Annotated[int, about("Maximum number of streams queued beyond those.", min=0, commands=_WORKER)] = 256
-    block_size: Annotated[int, about("Tokens per KV block.", "tokens", min=1, commands=_WORKER)] = 16
-    # When they run out, the youngest stream waits.
-    kv_blocks: Annotated[int, about("Number of KV blocks.", min=1, commands=_WORKER)] = 65_536
-    context_tokens_max: Annotated[
-        int, about("Maximum context length, prompt plus answer.", "tokens", min=1, commands=_WORKER)
-    ] = 32_768
-    # The weights take what the pool leaves.
+    jitter: Annotated[float, about("Random variation of the time per step, as a fraction.", min=0, max=0.99)] = 0.10
+    concurrency: Annotated[int, about("Maximum number of streams running at once.", min=1)] = 256
+    queue: Annotated[int, about("Maximum number of streams queued beyond those.", min=0)] = 256
+    block_size: Annotated[int, about("Tokens per KV block.", "tokens", min=1)] = 16
+    # When no block is free, the newest stream waits.
+    kv_blocks: Annotated[int, about("Number of KV blocks.", min=1)] = 65_536
+    context_tokens_max: Annotated[int, about("Maximum context length, prompt plus answer.", "tokens", min=1)] = 32_768
+    # The weights get the memory that the KV pool leaves.
     vault_gib: Annotated[
         float,
         about(
@@ -74,43 +68,39 @@ class SimSettings(Settings, frozen=True):
             instead={"torch": "a real model's is --ranks"},
         ),
     ] = 1
-    # Another of these is another model: it says other words, or the same ones by other ids.
+    # Changing one of these gives another model: other answers, or the same answers with other token ids.
     revision: Annotated[
-        int, about("Revision of the simulated weights; another revision gives other answers.", min=1, commands=_WORKER)
+        int, about("Revision of the simulated weights; another revision gives other answers.", min=1)
     ] = 1
     quantization: Annotated[
         str,
         about(
             "Quantization of the simulated weights, as shown in the model card.",
             like=(r"[a-z0-9_]{1,16}", "a short word"),
-            commands=_WORKER,
         ),
     ] = "none"
     tokenizer: Annotated[
-        int,
-        about(
-            "Number of the simulated tokenizer; another one uses other token ids.", min=1, max=1000, commands=_WORKER
-        ),
+        int, about("Number of the simulated tokenizer; another one uses other token ids.", min=1, max=1000)
     ] = 1
     fault: Annotated[
-        str,
-        about(
-            "Fault that is active from the start, e.g. error_every:3 (see `holdfast chaos`).",
-            commands=_WORKER,
-            hidden=True,
-        ),
+        str, about("Fault that is active from the start, e.g. error_every:3 (see `holdfast chaos`).", expert=True)
     ] = ""
     poison_token: Annotated[
-        int, about("A prompt with this token id kills the engine (-1: none).", min=-1, commands=_UP, hidden=True)
+        int, about("A prompt with this token id kills the engine (-1: none).", min=-1, commands=_UP, expert=True)
     ] = -1
 
 
 class TorchSettings(Settings, frozen=True):
-    """The torch engine; 0 leaves a setting to the device (`for_device`)."""
+    """Settings of the torch engine; 0 means a default that depends on the device (`for_device`)."""
 
     exact: Annotated[
         bool,
-        about("--exact: results do not depend on the batch; --fast: quicker.", flag="--exact/--fast", commands=_BOTH),
+        about(
+            "--exact: results do not depend on the batch; --fast: quicker.",
+            flag="--exact/--fast",
+            commands=_BOTH,
+            expert=("deploy",),
+        ),
     ] = False
     kv_gib: Annotated[
         float,
@@ -131,6 +121,7 @@ class TorchSettings(Settings, frozen=True):
             "tokens",
             min=0,
             flag="--context",
+            expert=("deploy",),
             commands=_BOTH,
             **_SHARED,
         ),
@@ -142,11 +133,12 @@ class TorchSettings(Settings, frozen=True):
             min=0,
             flag="--streams-max",
             commands=_BOTH,
+            expert=("up", "deploy"),
             **_SHARED,
         ),
     ] = 0
     queue: Annotated[int, about("Maximum number of streams queued beyond those; more are refused.", min=0)] = 256
-    # How long prompts hold others up.
+    # Bounds how long a prompt delays other streams.
     step_tokens_max: Annotated[
         int,
         about(
@@ -156,14 +148,14 @@ class TorchSettings(Settings, frozen=True):
         ),
     ] = 0
     threads: Annotated[
-        int, about("CPU threads (0: all cores but one).", min=0, flag="--torch-threads", commands=_BOTH)
+        int, about("CPU threads (0: all cores but one).", min=0, flag="--torch-threads", commands=_BOTH, expert=True)
     ] = 0
     ranks: Annotated[
         int,
         about(
             "Number of devices that share one engine's model (tensor parallel).",
             min=1,
-            max=16,  # GPUs that one machine has
+            max=RANKS_MAX,
             commands=_UP,
             instead={"sim": "the simulator's is --sim-ranks", "vllm": "vLLM's is --tensor-parallel-size, after --"},
         ),
@@ -176,13 +168,13 @@ class TorchSettings(Settings, frozen=True):
 
     @property
     def rows(self) -> int:
-        """Streams that one step may draw for: all that run, and a canary."""
+        """Return how many streams one step may sample for: the concurrency plus a canary."""
         return self.concurrency + 1
 
     def for_device(self, is_gpu: bool) -> TorchSettings:
-        """With what was left to the device, but for `kv_gib` on a GPU, which the memory plan works out. A GPU takes
-        more streams than a CPU at the same time for each, and a prompt's chunk of 2,048 there is what 128 are here:
-        some tens of milliseconds, in which others wait."""
+        """Return the settings with the device's defaults; on a GPU the memory plan computes `kv_gib`. A GPU runs more
+        streams than a CPU without slowing each. It computes 2,048 prompt tokens as fast as a CPU 128: in some tens of
+        milliseconds, during which other streams wait."""
         concurrency = self.concurrency or (64 if is_gpu else 32)
         step_tokens = self.step_tokens_max or max(2048 if is_gpu else 128, 2 * concurrency)
         kv_gib = self.kv_gib or (0.0 if is_gpu else 0.5)
@@ -190,7 +182,7 @@ class TorchSettings(Settings, frozen=True):
 
 
 class VllmSettings(Settings, frozen=True):
-    """Stock vLLM as an engine; 0 leaves a setting to the device (`for_device`), or to vLLM."""
+    """Settings of the vllm engine (stock vLLM); 0 means a default of the device (`for_device`) or of vLLM."""
 
     kv_gib: Annotated[float, about("KV pool per rank (0: 0.5 GiB on a CPU; required on a GPU).", "GiB", min=0)] = 0.0
     context_tokens_max: Annotated[
@@ -207,17 +199,17 @@ class VllmSettings(Settings, frozen=True):
             flag="--vllm-option",
             commands=_BOTH,
             rest=True,
+            expert=True,
         ),
     ] = ()
 
     @property
     def ranks(self) -> int:
-        """Devices that share one engine's model."""
         return ranks_in(self.options)
 
     def for_device(self, is_gpu: bool) -> VllmSettings:
-        """With what was left to the device; UserError where that cannot be left to it. A GPU's concurrency is vLLM's
-        own there."""
+        """Return the settings with the device's defaults; raise UserError if one without a default is missing. A GPU's
+        concurrency is vLLM's own default."""
         if is_gpu and not self.kv_gib:
             raise UserError("--engine vllm on a GPU must be told with --kv-gib how much of it is for the KV pool")
         concurrency = self.concurrency or (256 if is_gpu else 32)
@@ -225,7 +217,7 @@ class VllmSettings(Settings, frozen=True):
 
 
 class Place(Settings, frozen=True):
-    """Where an engine's memory is, and how the engine waits beside it."""
+    """The place of an engine: where its memory is, and its part in failover."""
 
     vault_socket: Annotated[
         str, about("Socket of the vault (default: none; the engine uses memory of its own).", commands=_ALONE)
@@ -242,6 +234,7 @@ class Place(Settings, frozen=True):
             choices=("mapped", "unmapped"),
             commands=_BOTH,
             with_standbys=True,
+            expert=True,
         ),
     ] = "mapped"
     kv: Annotated[
@@ -251,28 +244,30 @@ class Place(Settings, frozen=True):
             choices=("vault", "direct"),
             commands=_BOTH,
             with_standbys=True,
+            expert=True,
         ),
     ] = "vault"
-    # It takes milliseconds; if one hangs, the next engine must have taken over before frontends give held streams up
-    # (30 s), so there must be room for two.
-    wake_s: Annotated[float, about("Time limit for a takeover.", "s", over=0, commands=_BOTH, with_standbys=True)] = (
-        12.0
-    )
-    load_s: Annotated[float, about("Time limit for loading a model.", "s", over=0, commands=_BOTH, panel="Serving")] = (
-        7200.0
-    )
+    # A takeover takes milliseconds. If one hangs, the next engine must take over before frontends fail held streams (30
+    # s), so two limits must fit into that.
+    wake_s: Annotated[
+        float, about("Time limit for a takeover.", "s", over=0, commands=_BOTH, with_standbys=True, expert=True)
+    ] = 12.0
+    load_s: Annotated[
+        float, about("Time limit for loading a model.", "s", over=0, commands=_BOTH, panel="Serving", expert=True)
+    ] = 7200.0
     vault_uids: Annotated[
         tuple[int, ...],
         about(
             "User ID that may own the vault, besides this user and root; may be repeated.",
             flag="--vault-uid",
             commands=_ALONE,
+            expert=True,
         ),
     ] = ()
     more_vaults: Annotated[tuple[tuple[str, str], ...], about("Vault socket and device of ranks 1, 2, …")] = ()
 
     def of_rank(self, rank: int) -> Place:
-        """Where a further rank of this engine is, 1 or more."""
+        """Return the place of rank 1 or higher of this engine."""
         vault_socket, device = self.more_vaults[rank - 1]
         own = {"vault_socket": vault_socket, "device": device, "who": f"{self.who}, rank {rank}"}
         return msgspec.structs.replace(self, more_vaults=(), **own)
@@ -287,9 +282,9 @@ class Place(Settings, frozen=True):
 
 
 def refuse_idle(engine: str, standbys: int, given: Iterable[Setting]) -> None:
-    """Refused names one of the settings that somebody gave that does nothing."""
+    """Raise Refused if one of the given settings would have no effect."""
     for setting in given:
-        flag, owners = setting.flag.partition("/")[0], setting.extra.get("engines", ENGINES)
+        flag, owners = setting.long_flag, setting.extra.get("engines", ENGINES)
         if engine not in owners and engine in ENGINES:
             what = f"{flag} (also as words after --)" if setting.extra.get("rest") else flag
             instead = setting.extra.get("instead", {}).get(engine)
@@ -297,3 +292,35 @@ def refuse_idle(engine: str, standbys: int, given: Iterable[Setting]) -> None:
             raise Refused(f"{what} is for --engine {' or '.join(owners)} and does nothing for {engine}{mend}")
         if setting.extra.get("with_standbys") and not standbys:
             raise Refused(f"{flag} does nothing without standbys; leave it out, or use --standbys 1 or more")
+
+
+# -- vLLM's own options, read without importing vLLM, which takes seconds
+
+_VLLM_SHORT = {"-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-dp": "data_parallel_size"}
+
+
+def vllm_options(words: Sequence[str]) -> Iterator[tuple[str, object]]:
+    """Yield name and value of every option in the arguments; without vLLM's parser some values are guessed."""
+    for at, word in enumerate(words):
+        before, equals, text = word.partition("=")
+        if not before.startswith("-"):
+            continue
+        follows = words[at + 1] if at + 1 < len(words) and not words[at + 1].startswith("-") else None
+        value: object = text if equals else follows
+        name = _VLLM_SHORT.get(before) or before.lstrip("-").partition(".")[0].replace("-", "_")
+        if before.startswith("--no-"):
+            name, value = name.removeprefix("no_"), False
+        yield name, True if value is None else value
+
+
+def ranks_in(words: Sequence[str]) -> int:
+    """Return the value of `--tensor-parallel-size`, the number of devices that share one engine's model (default 1);
+    raise UserError if it is invalid."""
+    ranks = 1
+    for name, value in vllm_options(words):
+        if name == "tensor_parallel_size":
+            text = str(value)
+            if not text.isdecimal() or not 1 <= int(text) <= RANKS_MAX:
+                raise UserError(f"--tensor-parallel-size of vLLM must be 1 to {RANKS_MAX} here, got {text}")
+            ranks = int(text)
+    return ranks

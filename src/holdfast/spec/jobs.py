@@ -1,4 +1,4 @@
-"""Processes that should run, as whoever keeps them running sees them: names, roles, settings, probes and order."""
+"""Defines processes as a supervisor handles them: name, role, settings, probes, and the order of start and stop."""
 
 from __future__ import annotations
 
@@ -7,42 +7,40 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.spec.launch import FrontendLaunch, Launch, StoredLaunch, VaultLaunch, WorkerLaunch
-from holdfast.spec.probes import Probes
-from holdfast.spec.roles import role_of
+from holdfast.spec.launch import FrontendLaunch, Launch, Probes, StoredLaunch, VaultLaunch, WorkerLaunch, role_of
 
-# Who is there before the others start: a worker needs its vault's memory, and everyone asks the store.
+# Stages of the start: a worker needs its vault's memory, and all processes use the store.
 START_ORDER = (("store", "vault"), ("worker", "frontend", "ray"))
-# Who comes when the others serve, and is waited for by nobody: serving goes on without.
+# Started once the others serve; the start does not wait for them, because serving works without them.
 AT_LEISURE = ("control",)
-# Who leaves first has no peer left to break a stream of, and control takes no leaving worker for a dead one; memory
-# outlives its engines, and the store goes last.
+# Stages of the stop. Frontends stop first, so that no stream breaks when a worker stops. Control stops with them, so
+# that it does not judge a stopping worker dead. Vaults stop after their engines, and the store last.
 STOP_ORDER = (("frontend", "control"), ("worker", "ray"), ("vault", "server", "keeper"), ("store",))
 
-# SIGTERM to SIGKILL. A worker hands its streams back in milliseconds; together with the frontends' drain, the vaults'
-# and the store's bound this keeps a whole Ctrl-C at ten seconds. A killed vault's memory goes with its lifeline.
+# From SIGTERM to SIGKILL (s). A worker hands its streams back in milliseconds. With the frontends' drain and the limits
+# of vaults and store, Ctrl-C takes ten seconds in total. A killed vault's memory is freed with its lifeline.
 STOP_S = {"worker": 3.0, "store": 1.0, "vault": 1.0, "control": 1.0, "ray": 30.0}
-FRONTEND_GRACE_S = 1.0  # on top of its own drain
-# On top of loading, which gives up by itself: to import, compile and capture.
+FRONTEND_GRACE_S = 1.0  # added to the frontend's drain time
+# Added to the time limit for loading, for imports, compilation and graph capture.
 LOAD_GRACE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One process that should run."""
+    """A process that should run."""
 
     name: str
     role: str
-    settings: bytes = b""  # what it is started with; two jobs with equal settings are the same
+    settings: bytes = b""  # its launch as JSON; jobs with equal settings are the same
     stop_bound_s: float = 5.0  # SIGTERM to SIGKILL
-    probes: Probes | None = None  # None: it is never asked, and may take as long as it likes to start
-    beat_address: str = ""  # where its beats are heard; empty: it has none
-    group: str = ""  # of engines that take over from each other; empty: it is in none
-    deployment: str = ""  # whose it is; empty: nobody's, as a store
+    probes: Probes | None = None  # None: it is not probed, and its start has no time limit
+    beat_address: str = ""  # address of its heartbeat; empty: it has none
+    group: str = ""  # failover group; empty: none
+    deployment: str = ""  # empty: none, e.g. for a store
 
     @classmethod
     def of(cls, launch: Launch) -> Job:
-        """The launch as its supervisor sees it."""
+        """Return the job for a launch."""
         assert launch.parent == 0, "who the parent is does not belong to the settings"
         role, settings, probes = role_of(launch), msgspec.json.encode(launch), launch.probes
         startup_s, stop_s, beats, group = Probes().startup_s, STOP_S.get(role, 0.0), "", ""

@@ -1,6 +1,7 @@
-"""What each kind of process is started with: plain data, so that a supervisor can write it down and start it again.
+"""Defines the settings of each role's processes as plain data. A supervisor records them, and starts processes from
+them; a list of launches is one JSON text.
 
-A launch whose `state_dir` is empty is a pattern: `spec.plan` makes a deployment's processes of it.
+A launch with an empty `state_dir` is a pattern, from which `spec.plan` makes a deployment's processes.
 """
 
 from __future__ import annotations
@@ -12,30 +13,56 @@ import msgspec
 from holdfast.core.address import Address, TcpAddress, parse_address
 from holdfast.core.tiers import split_key
 from holdfast.spec.engines import Place, SimSettings, TorchSettings, VllmSettings
-from holdfast.spec.events import EventSettings
-from holdfast.spec.health import HealthSettings
-from holdfast.spec.levels import LevelSettings
+from holdfast.spec.health import HealthSettings, LevelSettings
 from holdfast.spec.names import check_deployment_name, control_lock, is_host, namespace_for, namespace_of
-from holdfast.spec.probes import Probes
 from holdfast.spec.settings import Settings, about
 from holdfast.spec.waits import HoldSettings, KnownSettings
 
+_BOTH = {"commands": ("up", "control")}
 _SERVING, _FAILOVER = {"panel": "Serving"}, {"panel": "Failover"}
 _ALL = ("up", "frontend")
 _ENGINES = ("up", "worker", "deploy")
-_NAMED = ("up", "worker")  # a fleet calls a model as its key is
+_NAMED = ("up", "worker")  # not `deploy`: in a fleet the model's key is its name
 _LONE = ("worker", "frontend", "store", "control")
 _STORED = ("worker", "frontend", "control")
 _STATUS = "Address of /live, /health and /metrics (default: tcp://$DYN_SYSTEM_HOST:$DYN_SYSTEM_PORT)."
-_EVERYWHERE = ("0.0.0.0", "::")  # as hosts to listen on
+_EVERYWHERE = ("0.0.0.0", "::")  # listen on all interfaces
+
+
+class Probes(Settings, frozen=True):
+    """Settings of a process's probes; the startup limit is long enough for a large model."""
+
+    # Users notice an outage of a second.
+    period_s: Annotated[float, about("Time between probes.", "s", over=0)] = 1.0
+    # A single failure may occur during a state change.
+    failure_threshold: Annotated[int, about("Consecutive failures after which the probe counts as failed.", min=1)] = 3
+    # A cold 8B engine needs 32 s (facts 9).
+    startup_s: Annotated[float, about("Time limit from start to ready.", "s", min=0)] = 120.0
+    timeout_s: Annotated[
+        float, about("Time limit for an answer; a probe without an answer does not count.", "s", over=0)
+    ] = 1.0
+
+
+class EventSettings(Settings, frozen=True):
+    redis: Annotated[
+        str,
+        about(
+            "Redis that receives fleet events in the stream dispatcher:events: redis://HOST:PORT/DB, rediss:// or"
+            " unix://PATH.",
+            expert=("up",),
+        ),
+    ] = ""
+    redis_entries_max: Annotated[
+        int, about("Approximate number of entries kept in the Redis stream.", min=1, expert=True)
+    ] = 10_000
 
 
 class Launch(Settings, frozen=True):
-    """What every process is told, and whoever keeps it running."""
+    """Settings of every process and of its supervision."""
 
     state_dir: Annotated[str, about("State directory of the deployment: sockets, logs and records.")] = ""
     name: Annotated[
-        str, about("Process name shown by `holdfast ps` (default: the next free name).", commands=_LONE)
+        str, about("Process name shown by `holdfast status` (default: the next free name).", commands=_LONE)
     ] = ""
     parent: Annotated[int, about("Process ID whose end also ends this process (0: none).")] = 0
     log_level: Annotated[str, about("Log level.", choices=("debug", "info", "warning", "error"))] = "info"
@@ -48,13 +75,12 @@ class Launch(Settings, frozen=True):
 
 class StoreLaunch(Launch, frozen=True):
     address: Annotated[
-        str,
-        about("Listen address, unix:// or tcp:// (default: a socket in the state directory).", commands=("store",)),
+        str, about("Listen address, unix:// or tcp:// (default: a socket in the state directory).", commands=("store",))
     ] = ""
 
 
 class VaultLaunch(Launch, frozen=True):
-    """A vault with its keeper, for one device."""
+    """Settings of a vault with its keeper, for one device."""
 
     deployment: Annotated[str, about("Deployment that it belongs to (empty: none).")] = ""
     device: Annotated[str, about("Device whose memory it keeps: host-1, or a GPU's UUID.")] = ""
@@ -69,7 +95,7 @@ class VaultLaunch(Launch, frozen=True):
 
 
 class StoredLaunch(Launch, frozen=True):
-    """What those are told who find each other in a store."""
+    """Settings of processes that use a store."""
 
     store: Annotated[
         str,
@@ -107,13 +133,16 @@ class WorkerLaunch(StoredLaunch, frozen=True):
     cache_dir: Annotated[str, about("Directory for downloaded models.")] = ""
     chat_template: Annotated[
         str,
-        about("Jinja file with the chat template, instead of the model's own.", commands=_ENGINES, **_SERVING),
+        about(
+            "Jinja file with the chat template, instead of the model's own.", commands=_ENGINES, expert=True, **_SERVING
+        ),
     ] = ""
     canary_prompts: Annotated[
         str,
         about(
             "Canary prompts with their expected tokens: a JSON file, or the JSON itself.",
             commands=_ENGINES,
+            expert=True,
             **_SERVING,
         ),
     ] = ""
@@ -122,31 +151,38 @@ class WorkerLaunch(StoredLaunch, frozen=True):
     )
     beat_address: Annotated[
         str,
-        about("Listen address of the heartbeat (default: a free port on the host of --address).", commands=("worker",)),
+        about(
+            "Listen address of the heartbeat (default: a free port on the host of --address).",
+            commands=("worker",),
+            expert=True,
+        ),
     ] = "tcp://127.0.0.1:0"
     status_address: Annotated[str, about(_STATUS, commands=("worker",))] = "tcp://127.0.0.1:0"
     status_any: Annotated[bool, about("Use any free port if the status page's port is taken.")] = False
     advertise: Annotated[
-        str,
-        about("Host that frontends connect to, if it listens on 0.0.0.0 or is behind NAT.", commands=("worker",)),
+        str, about("Host that frontends connect to, if it listens on 0.0.0.0 or is behind NAT.", commands=("worker",))
     ] = ""
-    # Streams are handed back in milliseconds; a frontend or a store that does not take that in time is left.
+    # A worker hands its streams back in milliseconds; this bounds the wait for a frontend or store that does not
+    # respond.
     drain_s: Annotated[
-        float, about("Time limit for a graceful stop.", "s", min=0, commands=("worker",), **_SERVING)
+        float, about("Time limit for a graceful stop.", "s", min=0, commands=("worker",), expert=True, **_SERVING)
     ] = 5.0
-    allow_chaos: Annotated[bool, about("Allow `holdfast chaos` to inject faults.", commands=_ENGINES, **_SERVING)] = (
-        False
-    )
+    allow_chaos: Annotated[
+        bool, about("Allow `holdfast chaos` to inject faults.", commands=_ENGINES, expert=("deploy",), **_SERVING)
+    ] = False
     lock: Annotated[
         str,
         about("Lock that elects the active engine (default: $FAILOVER_LOCK_PATH).", commands=("worker",), **_FAILOVER),
     ] = ""
     lock_token: Annotated[str, about("Token for a lock server on TCP.")] = ""
     group: Annotated[
-        str, about("Name of the failover group: this engine and its standbys.", commands=("worker",), **_FAILOVER)
+        str,
+        about(
+            "Name of the failover group: this engine and its standbys.", commands=("worker",), expert=True, **_FAILOVER
+        ),
     ] = ""
     starting_ready: Annotated[bool, about("Report ready to probes while loading.")] = False
-    # A manifest's: a set is then what the whole service is told, and not only what decides about answers.
+    # Set by a manifest: there all settings of the service identify the set, not only those that affect answers.
     set_hash: Annotated[
         str,
         about(
@@ -163,9 +199,9 @@ class WorkerLaunch(StoredLaunch, frozen=True):
         about("Token that permits `POST /engine/…` from anywhere (empty: only local processes of this user or root)."),
     ] = ""
     core_dumps: Annotated[
-        bool, about("Allow core dumps; they delay a failover.", commands=("worker",), **_FAILOVER)
+        bool, about("Allow core dumps; they delay a failover.", commands=("worker",), expert=True, **_FAILOVER)
     ] = False
-    # The memory plan's: who else has memory of its own on the device.
+    # Used by the memory plan: other processes with memory on the device.
     standbys: Annotated[int, about("Standby engines on the same device.", min=0)] = 0
     device_pairs: Annotated[int, about("Number of workers that share the device.", min=1)] = 1
     gpus: Annotated[
@@ -173,7 +209,15 @@ class WorkerLaunch(StoredLaunch, frozen=True):
     ] = ()
     place: Annotated[Place, about("Memory and failover of the engine.", **_FAILOVER)] = Place()
     sim: Annotated[
-        SimSettings, about("Settings of the sim engine.", prefix="sim-", panel="The sim engine", engines=("sim",))
+        SimSettings,
+        about(
+            "Settings of the sim engine.",
+            prefix="sim-",
+            panel="The sim engine",
+            engines=("sim",),
+            expert=True,
+            commands=("worker", "deploy"),
+        ),
     ] = SimSettings()
     torch: Annotated[
         TorchSettings, about("Settings of the torch engine.", panel="The torch engine", engines=("torch",))
@@ -183,7 +227,8 @@ class WorkerLaunch(StoredLaunch, frozen=True):
     )
 
     def check(self) -> None:
-        """ValueError names what a process could not start with, of all that can be told without trying."""
+        """Raise ValueError if a setting is invalid; problems that appear only at the start of the process are not
+        found."""
         for address in (self.address, self.beat_address):
             self.reached_at(parse_address(address))
         if self.status_address:
@@ -192,28 +237,28 @@ class WorkerLaunch(StoredLaunch, frozen=True):
 
     @property
     def kv_gib(self) -> float:
-        """Of a real engine's KV pool; 0: left to its device."""
+        """Return the size of a real engine's KV pool; 0: the device's default."""
         return (self.vllm if self.engine == "vllm" else self.torch).kv_gib
 
     def own_place(self) -> Place:
-        """Its engine's place, by the worker's own name."""
+        """Return the place of its engine, with the worker's name."""
         return msgspec.structs.replace(self.place, who=self.name)
 
     def namespace(self) -> str:
-        """Where its instances stand: the same for every worker that would answer alike."""
+        """Return the namespace of its instances; it is equal for all workers that give the same answers."""
         if self.set_hash:
             return namespace_of(self.deployment, self.set_hash)
         settings: dict[str, Any] = {"engine": self.engine, "model": self.model}
         own: dict[str, Settings] = {"sim": self.sim, "torch": self.torch, "vllm": self.vllm}
         settings |= {self.engine: own.get(self.engine)}
-        if self.engine != "sim":  # a GPU rounds otherwise
+        if self.engine != "sim":  # a GPU rounds differently from a CPU
             settings |= {"source": self.source, "on": "cpu" if is_host(self.place.device) else "gpu"}
         if self.chat_template:
             settings |= {"chat_template": self.chat_template}
         return namespace_for(self.deployment, msgspec.to_builtins(settings))
 
     def reached_at(self, address: Address) -> Address:
-        """What others are told to connect to. ValueError where nobody could."""
+        """Return the address for other processes to connect to; raise ValueError if there is none."""
         if not isinstance(address, TcpAddress):
             return address
         if not self.advertise and address.host in _EVERYWHERE:
@@ -243,43 +288,54 @@ class FrontendLaunch(StoredLaunch, frozen=True):
             "Web origin allowed to send requests from a browser (CORS), or '*'; may be repeated (default: none).",
             flag="--cors-origin",
             commands=_ALL,
+            expert=("up",),
             **_SERVING,
         ),
     ] = ()
-    body_bytes_max: Annotated[int, about("Maximum size of a request body.", "bytes", min=1, commands=("frontend",))] = (
-        16 * 1024 * 1024
-    )
+    body_bytes_max: Annotated[
+        int, about("Maximum size of a request body.", "bytes", min=1, commands=("frontend",), expert=True)
+    ] = 16 * 1024 * 1024
     drain_s: Annotated[
         float,
         about(
-            "Time that running requests have to finish when the frontend stops.", "s", min=0, commands=_ALL, **_SERVING
+            "Time that running requests have to finish when the frontend stops.",
+            "s",
+            min=0,
+            commands=_ALL,
+            expert=True,
+            **_SERVING,
         ),
     ] = 30.0
     request_s: Annotated[
         float, about("Time that a client has to send its request; more while data keeps arriving.", "s", over=0)
     ] = 30.0
     unread_s: Annotated[float, about("Disconnect a client that has read nothing for this long.", "s", over=0)] = 300.0
-    access_log: Annotated[bool, about("Log a line for every request.", commands=_ALL)] = False
-    holds: Annotated[HoldSettings, about("Waiting times of streams and requests.", **_SERVING)] = HoldSettings()
-    known: Annotated[KnownSettings, about("Models without a worker.", **_SERVING)] = KnownSettings()
+    access_log: Annotated[bool, about("Log a line for every request.", commands=_ALL, expert=("up",))] = False
+    holds: Annotated[
+        HoldSettings, about("Waiting times of streams and requests.", expert=True, commands=_ALL, **_SERVING)
+    ] = HoldSettings()
+    known: Annotated[KnownSettings, about("Models without a worker.", expert=True, commands=_ALL, **_SERVING)] = (
+        KnownSettings()
+    )
 
     @property
     def serves(self) -> tuple[str, ...]:
-        """The deployments whose workers it serves: its own first, and those that it says, no other."""
+        """Return the deployments that it routes to: its own first, then `shares`."""
         return (self.deployment, *(one for one in self.shares if one != self.deployment))
 
     def check(self) -> None:
-        """ValueError names what a process could not start with, of all that can be told without trying."""
+        """Raise ValueError if a setting is invalid; problems that appear only at the start of the process are not
+        found."""
         for address in filter(None, (self.address, self.status_address)):
             parse_address(address)
         for deployment in self.serves:
             check_deployment_name(deployment)
         if any(not split_key(key)[0].strip() for key in self.api_keys):
-            raise ValueError("an API key is empty: that would let everyone in who sends none")
+            raise ValueError("an API key is empty: requests without a key would be let in")
 
 
 class ControlLaunch(StoredLaunch, frozen=True):
-    """A control: of those of one deployment the one that has the lock decides."""
+    """Settings of a control. A deployment may have several; the one that holds the lock decides."""
 
     status_address: Annotated[str, about(_STATUS, commands=("control",))] = "tcp://127.0.0.1:0"
     status_any: Annotated[bool, about("Use any free port if the status page's port is taken.")] = False
@@ -295,18 +351,88 @@ class ControlLaunch(StoredLaunch, frozen=True):
     engine_token: Annotated[
         str, about("Token sent to workers on other machines when they are asked to reload weights.")
     ] = ""
-    events: Annotated[EventSettings, about("Where fleet events are sent.", panel="The fleet")] = EventSettings()
-    health: Annotated[HealthSettings, about("Health checks of workers.", panel="Health")] = HealthSettings()
-    levels: Annotated[LevelSettings, about("Service level objectives, degradation and spares.", panel="Health")] = (
-        LevelSettings()
+    events: Annotated[EventSettings, about("Where fleet events are sent.", panel="The fleet", **_BOTH)] = (
+        EventSettings()
     )
+    health: Annotated[HealthSettings, about("Health checks of workers.", panel="Health", expert=True, **_BOTH)] = (
+        HealthSettings()
+    )
+    levels: Annotated[
+        LevelSettings, about("Service level objectives, degradation and spares.", panel="Health", expert=True)
+    ] = LevelSettings()
 
     def check(self) -> None:
-        """ValueError names what a process could not start with, of all that can be told without trying."""
+        """Raise ValueError if a setting is invalid; problems that appear only at the start of the process are not
+        found."""
         if self.status_address:
             parse_address(self.status_address)
         check_deployment_name(self.deployment)
 
     def elected_by(self) -> str:
-        """The lock of whoever said none."""
+        """Return the lock's address, with its default."""
         return self.lock or control_lock(self.state_dir, self.store, self.deployment)
+
+
+class RayLaunch(StoredLaunch, frozen=True):
+    """Settings of the process that runs a fleet's agents on the nodes of a Ray cluster."""
+
+    address: Annotated[
+        str, about("HOST:PORT of the Ray cluster's head (empty: the cluster running on this machine).")
+    ] = ""
+    environ: Annotated[
+        tuple[tuple[str, str], ...], about("Environment variables of the starting process, passed on to replicas.")
+    ] = ()
+    device_bytes: Annotated[
+        int,
+        about(
+            "Without GPUs: memory of each device (0: half of the free host memory, divided among the devices).",
+            "bytes",
+            min=0,
+        ),
+    ] = 0
+    host_bytes: Annotated[
+        int,
+        about(
+            "Host memory per node for weights of WARM replicas (-1: half of Ray's memory with GPUs, else none).",
+            "bytes",
+            min=-1,
+        ),
+    ] = -1
+
+
+class RecordedLaunch(msgspec.Struct, frozen=True):
+    """The fields of a process's launch that commands read, for any role and any version that wrote it."""
+
+    address: str = ""
+    group: str = ""
+    api_keys: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, data: bytes | None) -> RecordedLaunch:
+        try:
+            return msgspec.json.decode(data or b"{}", type=cls)
+        except msgspec.DecodeError:
+            return cls()
+
+
+ROLES: dict[str, type[Launch]] = {
+    "store": StoreLaunch,
+    "vault": VaultLaunch,
+    "worker": WorkerLaunch,
+    "frontend": FrontendLaunch,
+    "control": ControlLaunch,
+    "ray": RayLaunch,
+}
+
+
+def role_of(launch: Launch) -> str:
+    return next(role for role, kind in ROLES.items() if isinstance(launch, kind))
+
+
+def encode_launches(launches: list[Launch]) -> bytes:
+    return msgspec.json.encode([(role_of(launch), launch) for launch in launches])
+
+
+def decode_launches(data: bytes) -> list[Launch]:
+    pairs = msgspec.json.decode(data, type=list[tuple[str, msgspec.Raw]])
+    return [msgspec.json.decode(settings, type=ROLES[role]) for role, settings in pairs]

@@ -1,6 +1,6 @@
-"""How things are called: deployments, namespaces, processes, devices, the sockets of their vaults, and stores. Pure.
+"""Makes and checks names: of deployments, namespaces, processes, devices, vault sockets and stores. No I/O.
 
-Always true: two deployments, or two generations of one, never share a namespace; one device's name means one socket.
+Always true: two deployments, or two generations of one, never share a namespace; each device name has one socket.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.core.address import UNIX_PATH_BYTES_MAX, parse_address
 from holdfast.core.errors import UserError
 
 _DEPLOYMENT = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-# In names of files and sockets, in a shell and in `ps`: nothing to quote, and no way out of the directory.
+# Used in file names, in a shell and in `ps`: needs no quoting, and cannot leave the directory.
 _PROCESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _HOST = re.compile(r"host-\d+")
 _PLACEMENT_ONLY = frozenset({"replicas", "workers", "port", "ports", "host"})
@@ -34,34 +34,32 @@ def check_process_name(name: str) -> None:
 
 
 def canonical_hash(value: Any) -> str:
-    """A hash of plain data that does not depend on the order of dictionaries."""
+    """Return a hash of plain data that does not depend on the order of dictionaries."""
     return hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest()
 
 
 def set_hash(settings: dict[str, Any]) -> str:
-    """What tells one set of workers from the next: of all that they are told but how many, and on which ports."""
+    """Return the hash that identifies a set of workers: of all settings except number, host and ports."""
     return canonical_hash({key: value for key, value in settings.items() if key not in _PLACEMENT_ONLY})[:8]
 
 
 def namespace_of(deployment: str, hash8: str) -> str:
-    """Where a set of a deployment stands."""
     check_deployment_name(deployment)
     return f"{deployment}-{hash8}"
 
 
 def namespace_for(deployment: str, settings: dict[str, Any]) -> str:
-    """Where the set stands that these settings make."""
     return namespace_of(deployment, set_hash(settings))
 
 
 def pod_name(deployment: str, service: str, hash8: str) -> str:
-    """How the replicas of a set are called, before their number."""
+    """Return the name of a set's replicas, without their number."""
     return f"{deployment}-{service.lower()}-{hash8}"
 
 
 def group_of(lock: str, host: str) -> str:
-    """The name that engines with the same lock share. A path means another file on another machine, an address does
-    not."""
+    """Return the group name of engines with the same lock. For a path the name depends on the host, because the same
+    path is another file on another machine."""
     path = re.sub(r"^(flock|lock\+unix)://", "", lock)
     local = "://" not in path
     stem = re.sub(r"[^a-z0-9]+", "-", Path(path).stem.lower()).strip("-")[:20] or "engines"
@@ -70,12 +68,12 @@ def group_of(lock: str, host: str) -> str:
 
 
 def is_host(device: str) -> bool:
-    """Whether a device's name means host memory."""
+    """Return True if a device's name means host memory."""
     return _HOST.fullmatch(device) is not None
 
 
 def socket_path(folder: Path, device: str) -> str:
-    """Where the vault of a device listens."""
+    """Return the socket path of a device's vault; raise UserError if it is too long."""
     path = str(folder / f"gms_{device.replace('/', '_')}.sock")
     if len(path.encode()) > UNIX_PATH_BYTES_MAX:
         longest = f"a socket may have {UNIX_PATH_BYTES_MAX} bytes"
@@ -83,38 +81,46 @@ def socket_path(folder: Path, device: str) -> str:
     return path
 
 
+def room_for_socket(folder: Path, name: str) -> int | None:
+    """Return None if a socket of this name fits into the folder; else the maximum length of the folder's path in
+    bytes."""
+    too_many = len(str(folder / name).encode()) - UNIX_PATH_BYTES_MAX
+    return None if too_many <= 0 else len(str(folder).encode()) - too_many
+
+
 def node_dir(state_dir: Path, node: str) -> Path:
-    """The state directory of a node that joined a fleet: several on one machine have each their own."""
+    """Return the state directory of a fleet's node; each node on one machine has its own."""
     return state_dir / "nodes" / node
 
 
 def own_page(state_dir: Path, name: str) -> str:
-    """Where a frontend answers for itself alone: its port may be shared. "" if its name is too long for a socket."""
+    """Return the address of a frontend's own status page, as several frontends may share a port; "" if the path is too
+    long."""
     path = f"{state_dir}/run/{name}.http"
     return f"unix://{path}" if len(path.encode()) <= UNIX_PATH_BYTES_MAX else ""
 
 
 def control_lock(state_dir: str, store: str, deployment: str) -> str:
-    """Where the controls of a deployment elect the one that decides: all that share an etcd meet there; any other store
-    is one machine's, or somebody says a lock that its machines share."""
+    """Return the default lock that elects a deployment's leading control: in etcd if that is the store, else a file. A
+    file works on one machine; controls on several machines need an explicit lock."""
     if store.startswith("etcd://"):
         return f"{store.rstrip('/')}/v1/locks/{deployment}/control"
     return f"flock://{state_dir}/run/control-{deployment}.lock"
 
 
 def chaos_path(state_dir: str, name: str) -> Path:
-    """Where a worker that may be broken on purpose is told how."""
+    """Return the path at which a worker receives faults to inject."""
     return Path(state_dir) / "run" / f"{name}.chaos"
 
 
-# -- stores, looked at before anything is opened: whether there is such a one, and where it is
+# -- URLs of stores
 
 
 FORMS = "a store is etcd://127.0.0.1:2379 (or several, with commas), tcp://host:port, or unix:///path"
 
 
 def check_url(url: str) -> None:
-    """UserError names what is wrong with it."""
+    """Raise UserError if a store's URL is invalid."""
     if url.startswith("etcd://"):
         parse_endpoints(url)
     elif not url.startswith(("tcp://", "unix://")):
@@ -127,7 +133,7 @@ def check_url(url: str) -> None:
 
 
 def parse_endpoints(url: str) -> tuple[str, ...]:
-    """The endpoints of `etcd://host1:2379,host2:2379`."""
+    """Return the endpoints of `etcd://host1:2379,host2:2379`; raise UserError if one is invalid."""
     endpoints = tuple(part for part in url.removeprefix("etcd://").rstrip("/").split(",") if part)
     for endpoint in endpoints:
         host, found, port = endpoint.rpartition(":")

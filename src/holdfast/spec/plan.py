@@ -1,6 +1,6 @@
-"""From a deployment to the processes that should run. Pure.
+"""Computes the processes of a deployment. No I/O.
 
-Always true: the same deployment gives the same settings byte for byte, so that the next `up` knows its processes again.
+Always true: the same deployment gives the same settings byte for byte, so that the next `up` recognises its processes.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from holdfast.spec.names import own_page, socket_path
 
 
 def plan(state_dir: Path, spec: DeploymentSpec) -> list[Launch]:
-    """Every process that should run, in the order of their names' roles; UserError says what cannot be."""
+    """Return all processes that should run, grouped by role; raise UserError if the deployment is invalid."""
     spec.check(state_dir)
-    everyone: dict[str, Any] = {"state_dir": str(state_dir), "log_level": spec.log_level}
+    common: dict[str, Any] = {"state_dir": str(state_dir), "log_level": spec.log_level}
     own_store = f"unix://{state_dir}/run/store.sock"
-    stored = everyone | {"store": spec.store or own_store, "deployment": spec.name}
+    stored = common | {"store": spec.store or own_store, "deployment": spec.name}
     launches: list[Launch] = []
     if not spec.store:
-        launches.append(StoreLaunch(name="store", address=own_store, **everyone))
+        launches.append(StoreLaunch(name="store", address=own_store, **common))
     taken = seats(spec.gpus, spec.workers, spec.ranks)
     for place, own in enumerate(taken, 1):
-        vaults = list(_vaults(state_dir, place, own, spec, everyone)) if spec.standbys else []
+        vaults = list(_vaults(state_dir, place, own, spec, common)) if spec.standbys else []
         engines = _engines(state_dir, place, vaults, spec, stored)
         launches += [*vaults, *(replace(engine, device_pairs=pairs_on(taken)) for engine in engines)]
     launches += [_frontend(state_dir, place, spec, stored) for place in range(1, spec.frontends + 1)]
-    # Last: nobody waits for it to serve.
+    # Last: serving does not wait for control.
     return [*launches, *(_control(state_dir, place, spec, stored) for place in range(1, spec.controls + 1))]
 
 
 def _vaults(
-    state_dir: Path, place: int, own: list[Seat], spec: DeploymentSpec, everyone: dict[str, Any]
+    state_dir: Path, place: int, own: list[Seat], spec: DeploymentSpec, common: dict[str, Any]
 ) -> Iterator[VaultLaunch]:
-    """One for each rank's device."""
+    """Yield a vault for each rank's device."""
     for rank, seat in enumerate(own, 1):
         name = f"vault-{place}" + (f"-r{rank}" if rank > 1 else "")
         socket = socket_path(spec.vaults_in(state_dir), seat.socket_name)
-        yield VaultLaunch(name=name, device=seat.device, socket_path=socket, **everyone)
+        yield VaultLaunch(name=name, device=seat.device, socket_path=socket, **common)
 
 
 def _engines(
     state_dir: Path, place: int, vaults: list[VaultLaunch], spec: DeploymentSpec, stored: dict[str, Any]
 ) -> Iterator[WorkerLaunch]:
-    """The engines that share the vaults' memory, of which the lock makes one the active; or one plain worker."""
+    """Yield the engines that share the vaults' memory (the lock elects the active one); without vaults, one worker."""
     group = f"worker-{place}"
     if not vaults:
         yield _worker(state_dir, group, spec.status_port_of(place, 0), spec, stored)
@@ -89,7 +89,7 @@ def _control(state_dir: Path, place: int, spec: DeploymentSpec, stored: dict[str
     return replace(
         spec.control,
         name=_one_of("control", place),
-        # What was planned, and how long frontends hold streams, is said elsewhere already.
+        # Control uses these two values, but they are set for workers and frontends.
         levels=replace(
             levels,
             slo=replace(levels.slo, workers=spec.workers),
@@ -114,5 +114,5 @@ def _frontend(state_dir: Path, place: int, spec: DeploymentSpec, stored: dict[st
 
 
 def _one_of(role: str, place: int) -> str:
-    """The first is called by its role alone: mostly there is one."""
+    """Return a process's name: the role, with a number from the second process on."""
     return role if place == 1 else f"{role}-{place}"

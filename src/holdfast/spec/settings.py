@@ -1,7 +1,7 @@
-"""What a setting is: a field of a frozen struct that carries its own sentence, unit, bounds and default.
+"""Implements settings as fields of frozen structs, each with help text, unit, bounds and default.
 
-Always true: a value out of its field's bounds is never in a struct, however it was made: by hand, out of JSON or by
-`filled`. Command lines, configuration files and docs/configuration.md take all they show from these fields.
+Always true: a struct never holds a value outside its field's bounds, whether it was made in code, from JSON or by
+`filled`. Command lines, configuration files and docs/configuration.md are generated from these fields.
 """
 
 from __future__ import annotations
@@ -19,18 +19,23 @@ from holdfast.core.errors import Refused
 
 
 def about(sentence: str, unit: str = "", **extra: Any) -> msgspec.Meta:
-    """A field's description. `extra`: `min`, `max`, `over` (a bound that is itself out), `choices`, `like` (a pattern,
-    and in words what matches it); for command lines the `commands` that offer it, its `flag`, its help's `panel`,
-    whether it is `hidden`, whether it is said only `once`, which other `words` switch it, the `kinds` that may be said
-    before a name, whether the `rest` of the words, all after --, is its; for `refuse_idle` the `engines` that read it
-    (each in the field of this name of its own settings), what there is `instead` for which other, and whether it is
-    only `with_standbys`. What is said of a struct, with a `prefix` of its flags, holds for every field in it that does
-    not say otherwise."""
+    """Return a field's description. `extra` may have:
+
+    - bounds: `min`, `max`, `over` (an exclusive lower bound), `choices`, `like` (a pattern and its description);
+    - for command lines: the `commands` that have it, its `flag`, its `panel` in the help; `expert` (True, or a tuple of
+      commands: only `--help-all` shows it there); `once`, if it may be given only once; further `words` that set a
+      switch; `values` that set it after one of its `valued` flags; the `kinds` that may precede a name; `rest`, if it
+      gets all arguments after --;
+    - for `refuse_idle`: the `engines` that use it (each in the field of this name of its own settings), the option to
+      use `instead` by other engine, and `with_standbys`, if it has an effect only with standbys.
+
+    The extras of a struct, with a `prefix` for its flags, apply to every field in it that does not override them.
+    """
     return msgspec.Meta(description=sentence, extra={"unit": unit, **extra})
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of one thing. ValueError names the field that cannot be."""
+    """Base of all settings structs. Raises ValueError, naming the field, if a value is invalid."""
 
     def __post_init__(self) -> None:
         for setting in own_settings(type(self)):
@@ -40,14 +45,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 S = TypeVar("S", bound=Settings)
 NUMBER_MAX = sys.float_info.max
-TIME_MAX = 1_000_000_000  # 31 years in seconds: whoever wishes for more means "always"
-GIB_MAX = 1_000_000  # a petabyte: more is a mistake sooner than a machine
-Path = tuple[str, ...]  # names of the structs that a setting is in, and its own
+TIME_MAX = 1_000_000_000  # 31 years in seconds: more means "always"
+GIB_MAX = 1_000_000  # a petabyte: more is a typing mistake
+Path = tuple[str, ...]  # field names from the outermost struct to the setting
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One field of a struct of settings, or of one inside it."""
+    """A field of a settings struct, or of a struct inside it."""
 
     path: Path
     type: Any
@@ -62,22 +67,32 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """Its option: `--name`, or `--yes/--no`."""
+        """Return its flag: `--name`, or `--yes/--no`."""
         prefix = self.extra.get("prefix", "")
         return str(self.extra.get("flag") or f"--{prefix}{self.name.replace('_', '-')}")
 
     @property
+    def long_flag(self) -> str:
+        """Return its flag; for `--yes/--no` the first of them."""
+        return self.flag.partition("/")[0]
+
+    @property
     def commands(self) -> tuple[str, ...]:
-        """The commands that have it as an option."""
+        """Return the commands that have it as an option."""
         return tuple(self.extra.get("commands", ()))
 
+    def is_expert(self, command: str) -> bool:
+        """Return True if the short help of this command leaves the option out."""
+        marked = self.extra.get("expert", False)
+        return command in marked if isinstance(marked, tuple) else bool(marked)
+
     def wrong(self, value: Any) -> str:
-        """What the value should have been instead; "" if it is right."""
-        if value is None:  # an option that was not given
+        """Return what the value must be; "" if it is valid."""
+        if value is None:  # the option was not given
             return ""
-        if isinstance(value, int | float) and not abs(value) <= NUMBER_MAX:  # it could not be written down as JSON
+        if isinstance(value, int | float) and not abs(value) <= NUMBER_MAX:  # JSON cannot represent other numbers
             return "a finite number"
-        if self.unit in ("s", "ms") and value > TIME_MAX:  # clocks and timers take no more
+        if self.unit in ("s", "ms") and value > TIME_MAX:  # a limit of clocks and timers
             return f"{TIME_MAX:,} or less"
         choices, least, most = (self.extra.get(key) for key in ("choices", "min", "max"))
         if choices:
@@ -95,12 +110,12 @@ class Setting:
 
 @functools.cache
 def own_settings(kind: type[Settings]) -> tuple[Setting, ...]:
-    """The fields of one struct that are no structs themselves."""
+    """Return the fields of one struct that are not structs themselves."""
     return tuple(setting for setting in fields_of(kind) if not _is_struct(setting.type))
 
 
 def all_settings(pattern: Settings) -> Iterator[Setting]:
-    """Every setting in `pattern` and in the structs inside it, with what it is there as its default."""
+    """Yield every setting in `pattern` and in the structs inside it, with its value there as its default."""
     for setting in fields_of(type(pattern), pattern):
         if not _is_struct(setting.type):
             yield setting
@@ -111,11 +126,11 @@ def all_settings(pattern: Settings) -> Iterator[Setting]:
 
 
 def filled(pattern: S, values: Mapping[Path, Any]) -> S:
-    """`pattern` with these values in place of its own, by path; Refused names the option of one that cannot be."""
+    """Return `pattern` with these values, by path; raise Refused, naming the option, if one is invalid."""
     known = {setting.path: setting for setting in all_settings(pattern)}
     for path, value in values.items():
         if wrong := known[path].wrong(value):
-            raise Refused(f"{known[path].flag.partition('/')[0]} must be {wrong}, got {_shown(value)}")
+            raise Refused(f"{known[path].long_flag} must be {wrong}, got {_shown(value)}")
     return _filled(pattern, values)
 
 
@@ -128,14 +143,14 @@ def _filled(pattern: S, values: Mapping[Path, Any]) -> S:
 
 
 def fields_of(kind: type[Settings], pattern: Settings | None = None) -> Iterator[Setting]:
-    """The fields of one struct, also those that are structs; with the defaults of `pattern`, where one is given."""
+    """Yield the fields of one struct, including structs; with the values of `pattern`, if given, as defaults."""
     for one in _fields(kind):
         yield one if pattern is None else replace(one, default=getattr(pattern, one.name))
 
 
 @functools.cache
 def _fields(kind: type[Settings]) -> tuple[Setting, ...]:
-    """Hints are evaluated once: that takes a millisecond, and a manifest asks for them a thousand times."""
+    """Return the fields of a struct. Cached: it takes a millisecond, and a manifest needs them a thousand times."""
     hints = get_type_hints(kind, include_extras=True)
     found = []
     for one in msgspec.structs.fields(kind):

@@ -1,1 +1,1 @@
-"""Key-value with leases and watches: one contract, an embedded store for one machine and etcd for a cluster."""
+"""Provides a key-value store with leases and watches: an embedded one for one machine, and etcd for a cluster."""

@@ -1,9 +1,9 @@
-"""A client of the embedded store: the connection is the lease.
+"""Implements the client of the embedded store; the connection is the lease.
 
-Always true: while this object is open it seeks a connection; on a new one it first registers everything, then asks
-for a snapshot for every watch. A server that falls silent is *lost* after 3 s but its connection is kept, because a
-frozen process that thaws goes on where it stopped. Silence is counted in ticks of our own timer, so that our own
-freeze is never taken for the server's.
+Always true: an open client keeps trying to connect; on a new connection it first registers all its keys, then asks for
+a snapshot for every watch. A silent server is *lost* after 3 s but its connection is kept, because a frozen process
+continues where it stopped. Silence is counted in ticks of our own timer, so that our own freeze is never taken for the
+server's.
 """
 
 from __future__ import annotations
@@ -14,66 +14,101 @@ import logging
 import random
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 from holdfast.core.address import Address
+from holdfast.core.backoff import Backoff
 from holdfast.core.ports import Network
-from holdfast.core.tasks import Tasks, set_within
+from holdfast.core.tasks import done_within
 from holdfast.store import messages as m
-from holdfast.store.backoff import Backoff
 from holdfast.store.contract import (
     Deleted,
     Put,
-    State,
     check_key,
     check_value,
 )
-from holdfast.store.link import Answer, Link, LinkClosed
-from holdfast.store.shared import QUEUE_EVENTS_MAX, WITHDRAW_TIMEOUT_S, LeasedKey, WatchHub, WatchQueue, add_wish
+from holdfast.store.shared import (
+    QUEUE_EVENTS_MAX,
+    WITHDRAW_TIMEOUT_S,
+    LeasedKey,
+    StoreClient,
+    WatchQueue,
+)
+from holdfast.wire.connection import ClientConnection, ConnectionEnded, reconnect, watch_silence
+
+# Unsent bytes to a frozen server; with more, calls fail at once instead of queueing.
+UNSENT_BYTES_MAX = 8 * 1024 * 1024
+
+Answer = m.Value | m.Done | m.Failed
+
+
+class StoreConnection(ClientConnection):
+    """One connection of an embedded-store client. It reports its end to the owner exactly once; the owner decides from
+    its silence whether the server is lost."""
+
+    def __init__(self, owner: EmbeddedStore) -> None:
+        super().__init__("store", m.decode_to_client)
+        self._owner = owner
+        self.welcomed = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.send(m.Hello(m.VERSIONS.first, m.VERSIONS.last, m.VERSIONS.features))
+
+    def on_message(self, message: m.ToClient) -> None:
+        if isinstance(message, m.Changed | m.WatchItems):
+            self._owner.link_watched(message)
+        elif isinstance(message, Answer):
+            self.answer(message.call, message)
+        elif isinstance(message, m.Welcome):
+            self.welcomed = True
+        else:
+            super().on_message(message)
+
+    def on_received(self) -> None:
+        self._owner.link_heard(self)
+
+    def on_closed(self) -> None:
+        self._owner.link_closed(self)
+
+    @property
+    def reason(self) -> str:
+        return f"it refused the connection: {self.ended}" if self.ended.code else str(self.ended)
+
+    async def call(self, make: Callable[[int], m.ToServer]) -> Answer:
+        """Send a request and return its answer; raise `ConnectionEnded` if the connection ends first."""
+        number = self.next_call()
+        return cast(Answer, await self.ask(number, make(number)))
+
 
 _log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 3.0
 TICK_S = 0.5
 PING_TICKS = 2
-# 3 s: longer than a loaded machine keeps a healthy process waiting (facts 31), short enough to tell people soon.
+# 3 s: longer than a loaded machine keeps a healthy process waiting (facts 31), short enough for a timely report.
 LOST_TICKS = 6
 LOST_S = TICK_S * LOST_TICKS
-# A frozen server cannot take our goodbye; its kernel tells it when it thaws.
+# A frozen server does not answer our close; it sees it when it runs again.
 GOODBYE_S = 1.0
 
 
-class EmbeddedStore:
+class EmbeddedStore(StoreClient):
     """`Store` over one connection to the embedded server."""
 
     def __init__(
         self, address: Address, network: Network, rng: random.Random, *, queue_events_max: int = QUEUE_EVENTS_MAX
     ) -> None:
+        super().__init__(str(address), "check that the store runs at this address", queue_events_max)
         self._address = address
         self._network = network
         self._backoff = Backoff(rng)
-        self._hub = WatchHub(
-            str(address),
-            "check that the store runs at this address",
-            on_refetch=self._request_watch,
-            on_close=self._forget_watch,
-            events_max=queue_events_max,
-        )
-        self._wishes: dict[str, LeasedKey] = {}
         self._watches: dict[int, WatchQueue] = {}
         self._numbers: dict[WatchQueue, int] = {}
         self._partial: dict[int, list[tuple[str, bytes]]] = {}
         self._next_watch = 0
-        self._link: Link | None = None
-        self._ready = asyncio.Event()  # a welcomed link is there
-        self._tasks = Tasks(f"store {address}")
-        self._closed = False
-
-    @property
-    def state(self) -> State:
-        return self._hub.state
-
-    def __repr__(self) -> str:
-        return self._hub.status(self._wishes.values(), closed=self._closed)
+        self._link: StoreConnection | None = None
+        self._ready = asyncio.Event()  # there is a welcomed connection
 
     async def start(self) -> None:
         assert not len(self._tasks), "started twice"
@@ -83,18 +118,18 @@ class EmbeddedStore:
         if self._closed:
             return
         self._closed = True
-        self._ready.set()  # whoever waits for a connection learns that there will be none
+        self._ready.set()  # calls that wait for a connection fail
         await self._tasks.stop()
-        self._hub.close()
+        self._end_watches()
         if self._link is not None:
             link = self._link
             link.close()
-            await set_within(link.closed, GOODBYE_S)
+            await done_within(link.closed.wait(), GOODBYE_S)
             link.abort()
 
     def register(self, key: str, value: bytes) -> LeasedKey:
         leased = LeasedKey(key, value, self)
-        add_wish(self._wishes, leased)
+        self._add_registration(leased)
         self.keep(leased)
         return leased
 
@@ -119,29 +154,25 @@ class EmbeddedStore:
         check_key(key)
         await self._call(lambda call: m.DeleteKey(call, key, False), f"delete {key}", timeout_s)
 
-    def watch(self, prefix: str) -> WatchQueue:
-        queue = self._hub.add(prefix)
-        self._request_watch(queue)
-        return queue
-
     # Calls
 
     async def _call(self, make: Callable[[int], m.ToServer], what: str, timeout_s: float) -> Answer:
-        """Ask until answered; asking again after a reconnect is safe because every request is idempotent."""
-        async with self._hub.call(what, timeout_s):
+        """Send a request until it is answered; repeating it after a reconnect is safe because every request is
+        idempotent."""
+        async with self._bounded(what, timeout_s):
             answer = await self._ask(make)
         if isinstance(answer, m.Failed):
-            raise self._hub.unavailable(f"{what} failed: {answer.reason}")
+            raise self._unavailable(f"{what} failed: {answer.reason}")
         return answer
 
     async def _ask(self, make: Callable[[int], m.ToServer]) -> Answer:
         while True:
             await self._ready.wait()
             if self._closed or self._link is None:
-                raise self._hub.unavailable("this client was closed")
-            if self._link.congested():
-                raise self._hub.unavailable("too many bytes wait to be sent")
-            with contextlib.suppress(LinkClosed):
+                raise self._unavailable("this client was closed")
+            if self._link.unsent_bytes > UNSENT_BYTES_MAX:
+                raise self._unavailable("too many bytes wait to be sent")
+            with contextlib.suppress(ConnectionEnded):
                 return await self._link.call(make)
 
     # Registrations
@@ -150,36 +181,37 @@ class EmbeddedStore:
         if self._link is None or not self._ready.is_set() or leased.in_flight or self._closed:
             return
         leased.in_flight = True
-        call = self._link.number(partial(self._kept, leased, leased.value))
+        call = self._link.next_call()
+        self._link.expect(call, partial(self._kept, leased, leased.value))
         self._link.send(m.PutKey(call, leased.key, leased.value, True))
 
-    def _kept(self, leased: LeasedKey, value: bytes, answer: Answer) -> None:
+    def _kept(self, leased: LeasedKey, value: bytes, answer: Answer | None) -> None:
         leased.in_flight = False
-        if isinstance(answer, m.Failed):
-            leased.become_refused(answer.reason)  # tried again at the next tick, or at the next connection
+        if answer is None or isinstance(answer, m.Failed):
+            leased.become_refused(answer.reason if answer else "")  # retried at the next tick or connection
             return
         leased.become_acknowledged(value)
-        if not leased.registered and self._wishes.get(leased.key) is leased:
+        if not leased.registered and self._registrations.get(leased.key) is leased:
             self.keep(leased)
 
     async def drop(self, leased: LeasedKey) -> None:
-        if self._wishes.get(leased.key) is leased:
-            del self._wishes[leased.key]
+        if self._registrations.get(leased.key) is leased:
+            del self._registrations[leased.key]
         if self._link is None or not self._ready.is_set():
             return  # the lease went with the connection
-        with contextlib.suppress(TimeoutError, LinkClosed):
+        with contextlib.suppress(TimeoutError, ConnectionEnded):
             async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
                 await self._link.call(lambda call: m.DeleteKey(call, leased.key, True))
 
     def _keep_all(self) -> None:
-        for leased in self._wishes.values():
+        for leased in self._registrations.values():
             if not leased.registered:
                 self.keep(leased)
 
     # Watches
 
     def _request_watch(self, queue: WatchQueue) -> None:
-        """Ask for a snapshot and what follows it, under a new number: what the old one still brings is dropped."""
+        """Request a snapshot and the changes after it, under a new number; events of the old number are dropped."""
         if self._link is None or not self._ready.is_set() or self._closed:
             return
         self._forget_watch(queue)
@@ -212,64 +244,69 @@ class EmbeddedStore:
 
     # The connection
 
-    def link_heard(self, link: Link) -> None:
-        """The server answers: if it did not before, everything is registered again, then every watch."""
-        if not link.welcomed or link.closed.is_set() or self._hub.state == "connected" or self._closed:
+    def link_heard(self, link: StoreConnection) -> None:
+        """Become connected if the client was not: register all keys again, then request all watches."""
+        if not link.welcomed or link.closed.is_set() or self.state == "connected" or self._closed:
             return
         self._backoff.reset()
-        self._hub.become_connected()
+        self._become_connected()
         self._link = link
         self._ready.set()
         self._keep_all()
-        for queue in self._hub.queues:
+        for queue in self._queues:
             self._request_watch(queue)
 
-    def link_closed(self, link: Link) -> None:
+    def link_closed(self, link: StoreConnection) -> None:
         if self._link not in (None, link):
-            return  # a connect that was given up, closing late
+            return  # an abandoned connection attempt, closing late
         self._link = None
         if not self._closed:
             self._ready.clear()
-        for leased in self._wishes.values():
+        for leased in self._registrations.values():
             leased.become_lost()
         self._watches.clear()
         self._numbers.clear()
         self._partial.clear()
-        self._hub.become_lost(link.reason)
+        self._become_lost(link.reason)
 
     async def _run(self) -> None:
         connecting_since_s = asyncio.get_running_loop().time()
-        while True:
+
+        async def session() -> bool:
             try:
                 await self._listen(await self._connect())
-            except (OSError, TimeoutError) as error:
-                silent_s = asyncio.get_running_loop().time() - connecting_since_s
-                if self.state == "lost" or silent_s >= LOST_S:
-                    self._hub.become_lost(f"cannot connect: {error or 'timed out'}")
+            except OSError:
+                raise
             except Exception:
                 _log.exception("%r: the connection is dropped", self)
-            await asyncio.sleep(self._backoff.next_s())
+            return False
 
-    async def _connect(self) -> Link:
-        link = Link(self)
+        def failed(error: Exception) -> None:
+            silent_s = asyncio.get_running_loop().time() - connecting_since_s
+            if self.state == "lost" or silent_s >= LOST_S:
+                self._become_lost(f"cannot connect: {error or 'timed out'}")
+
+        await reconnect(session, self._backoff, failed)
+
+    async def _connect(self) -> StoreConnection:
+        link = StoreConnection(self)
         await self._network.connect(self._address, lambda: link, CONNECT_TIMEOUT_S)
         return link
 
-    async def _listen(self, link: Link) -> None:
-        """Stay with a connection until it closes, watching for silence."""
-        tick = silent = 0
+    async def _listen(self, link: StoreConnection) -> None:
+        """Watch a connection for silence until it closes."""
+
+        def on_tick(tick: int, silent: int) -> None:
+            if tick and self.state == "connected":
+                self._keep_all()
+            if tick % PING_TICKS == 0 and link.welcomed and silent < LOST_TICKS:
+                link.send(m.Ping())
+
+        def on_silent() -> None:
+            self._become_lost(f"no answer for {LOST_S:g} s; it may be frozen")
+
         try:
-            while not link.closed.is_set():
-                if tick % PING_TICKS == 0 and link.welcomed and silent < LOST_TICKS:
-                    link.send(m.Ping())
-                link.quiet = True
-                await set_within(link.closed, TICK_S)
-                tick += 1
-                silent = silent + 1 if link.quiet else 0
-                if silent == LOST_TICKS and not link.closed.is_set():
-                    self._hub.become_lost(f"no answer for {LOST_S:g} s; it may be frozen")
-                if self.state == "connected":
-                    self._keep_all()
+            await watch_silence(link, tick_s=TICK_S, ticks_max=LOST_TICKS, on_tick=on_tick, on_silent=on_silent)
         finally:
             if link is not self._link or not self._closed:
-                link.abort()  # `close` says goodbye to a welcomed one itself
+                link.abort()  # `close` ends a welcomed one itself

@@ -1,26 +1,33 @@
-"""What a process asks of the store: keys with leases, and watches.
+"""Defines the interface of a store's client: keys with leases, and watches.
 
-A `Store` is opened once and kept for the process's life. Always true: it outlives the store's death, restart and
-freeze without anyone's help; no call waits longer than its `timeout_s`; a leased key lives as long as the client
-that registered it and is put again by itself whenever the store has lost it (one that another client deletes or
-overwrites on purpose stays so until the next reconnect). Watches tell what the store knows, and nothing about
-who is alive: a vanished key is a hint, never proof of a dead worker.
+A process opens one `Store` and keeps it.
+
+Always true:
+
+- The client recovers by itself from the server's death, restart and freeze.
+- No call waits longer than its `timeout_s`.
+- A leased key lives as long as the client that registered it; if the server loses the key, the client puts it again. A
+  key that another client deleted or overwrote is put again only at the next reconnect.
+- A watch tells what the store holds, not which process is alive: a vanished key is a hint, never proof of a dead
+  worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-# Our longest key is under 200 bytes; etcd itself has no limit, so the smaller one is ours.
+from holdfast.core.errors import UserError
+
+# Our longest key is under 200 bytes; etcd has no limit.
 KEY_BYTES_MAX = 512
-# etcd refuses requests over 1.5 MiB; larger things travel by content hash.
+# etcd refuses requests over 1.5 MiB; larger data is sent by content hash.
 VALUE_BYTES_MAX = 1024 * 1024
 # One process registers a handful of keys and watches a handful of prefixes; more is a leak.
 REGISTRATIONS_MAX = 1024
 WATCHES_MAX = 64
-# Calls of one client under way at once; more means that callers do not wait for answers.
+# Concurrent calls of one client; more means that callers do not wait for answers.
 CALLS_MAX = 1024
 
 State = Literal["connecting", "connected", "lost"]
@@ -28,7 +35,7 @@ State = Literal["connecting", "connected", "lost"]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All keys under the watched prefix, now: what was told before is void."""
+    """All keys under the watched prefix; replaces everything reported before."""
 
     items: dict[str, bytes]
 
@@ -46,7 +53,7 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The store cannot be reached. Said once per outage; the `Snapshot` that follows ends it."""
+    """Says that the store cannot be reached; sent once per outage, which the next `Snapshot` ends."""
 
     reason: str
 
@@ -54,25 +61,37 @@ class Lost:
 WatchEvent = Snapshot | Put | Deleted | Lost
 
 
+def changes(event: WatchEvent, known: Iterable[str]) -> tuple[Mapping[str, bytes], Collection[str]]:
+    """Return the keys and values that an event puts, and which of the `known` keys it removes."""
+    match event:
+        case Snapshot(items):
+            return items, [key for key in known if key not in items]
+        case Put(key, value):
+            return {key: value}, ()
+        case Deleted(key):
+            return {}, (key,)
+        case Lost():
+            return {}, ()
+
+
 class StoreUnavailable(Exception):
-    """The store did not do what was asked in time. A put or delete that failed so may still take effect later."""
+    """The store did not complete a call in time. A put or delete may still take effect later."""
 
     def __init__(self, address: str, cause: str, mend: str) -> None:
         super().__init__(f"store {address}: {cause}; {mend}")
 
 
 class Registration(Protocol):
-    """One leased key of this client."""
-
     def update(self, value: bytes) -> None:
-        """Change the value; returns at once, the store follows."""
+        """Change the value; return before the store has it."""
 
     async def withdraw(self) -> None:
-        """Take the key away. Bounded: what the store cannot do now, it does when it is back. Idempotent."""
+        """Remove the key. If the store does not answer in time, return; the key goes when the store is back.
+        Idempotent."""
 
 
 class Watch(Protocol):
-    """One consumer's view of a prefix. Ends when it or the store's client is closed."""
+    """The events of one prefix, for one consumer. It ends when it or the store's client is closed."""
 
     def __aiter__(self) -> AsyncIterator[WatchEvent]: ...
 
@@ -88,45 +107,52 @@ class Store(Protocol):
     def state(self) -> State: ...
 
     async def start(self) -> None:
-        """Begin to connect; returns at once, whether or not the store is there."""
+        """Begin to connect; return at once, whether or not the store is reachable."""
 
     async def close(self) -> None:
         """End watches and drop this client's leased keys promptly. Idempotent."""
 
     def register(self, key: str, value: bytes) -> Registration:
-        """Hold a leased key from now on; returns at once."""
+        """Hold a leased key from now on; return at once."""
 
     async def get(self, key: str, timeout_s: float) -> bytes | None: ...
 
     async def put(self, key: str, value: bytes, timeout_s: float) -> None:
-        """Write a key without a lease; when this returns it survives the store's restart."""
+        """Write a key without a lease; once this returns, the key survives a restart of the store."""
 
     async def swap(self, key: str, value: bytes | None, expected: bytes | None, timeout_s: float) -> bool:
-        """Write a key as `put` does, or remove it (None), if it has the expected value (None: if it is not there);
-        whether it has the new one now. Of several that expect the same one succeeds. It may be asked again: who has the
-        new value has it."""
+        """Write a key as `put` does, or remove it (None), if it has the expected value (None: if it does not exist).
+        Return True if it has the new value now, also when it already had, so that a retry is safe. Of several swaps
+        with the same expected value and different new ones, one succeeds."""
 
     async def delete(self, key: str, timeout_s: float) -> None:
-        """Remove a key; one that is not there is no error."""
+        """Remove a key; a missing one is no error."""
 
     def watch(self, prefix: str) -> Watch:
-        """First a `Snapshot` (before it a `Lost`, if the store cannot be reached), then every change."""
+        """Return a watch: first a `Snapshot` (before it a `Lost` if the store is unreachable), then every change."""
+
+
+async def watch_key(store: Store, key: str) -> AsyncIterator[bytes | None]:
+    """Yield the value of one key, now and after each change; None: the key does not exist. Other keys with this prefix
+    are ignored."""
+    async for event in store.watch(key):
+        put, removed = changes(event, (key,))
+        if key in put or key in removed:
+            yield put.get(key)
 
 
 def check_key(key: str) -> None:
-    """Raise a ValueError that names what is wrong with a key."""
     if not key:
         raise ValueError("key must not be empty")
     _check_text("key", key)
 
 
 def check_prefix(prefix: str) -> None:
-    """Raise a ValueError that names what is wrong with a prefix; the empty one means every key."""
+    """Raise ValueError if a prefix is invalid; the empty one matches every key."""
     _check_text("prefix", prefix)
 
 
 def check_value(value: bytes) -> None:
-    """Raise a ValueError that names what is wrong with a value."""
     if len(value) > VALUE_BYTES_MAX:
         raise ValueError(f"value of {len(value)} bytes is over the limit of {VALUE_BYTES_MAX}")
 
@@ -140,3 +166,24 @@ def _check_text(field: str, text: str) -> None:
         raise ValueError(f"{field} of {size} bytes is over the limit of {KEY_BYTES_MAX}")
     if "\0" in text:
         raise ValueError(f"{field} must not contain a NUL character")
+
+
+# Each failed attempt means that another client's change succeeded; far fewer clients change one record at once.
+ATTEMPTS_MAX = 64
+
+
+async def update_record(
+    store: Store, key: str, change: Callable[[bytes | None], bytes | None], timeout_s: float
+) -> tuple[bytes | None, bool]:
+    """Change a record by compare-and-swap: of two concurrent changes, the second sees what the first wrote. Return the
+    value after `change` (None: no such key), and whether it was written. `change` returns its argument to change
+    nothing. Raise UserError after `ATTEMPTS_MAX` conflicts, StoreUnavailable if one call takes longer than
+    `timeout_s`."""
+    for _ in range(ATTEMPTS_MAX):
+        before = await store.get(key, timeout_s)
+        after = change(before)
+        if after == before:
+            return after, False
+        if await store.swap(key, after, before, timeout_s):
+            return after, True
+    raise UserError(f"{key.rpartition('/')[2]} is changed by others all the time; try again")

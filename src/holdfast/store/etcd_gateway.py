@@ -1,8 +1,8 @@
-"""HTTP to etcd's JSON gateway, and the shapes of what is asked and answered; the only file that knows aiohttp.
+"""Calls etcd's JSON gateway over HTTP, and defines its requests and answers; the only file that imports aiohttp.
 
-Always true: every request has a timeout; an endpoint that does not answer is left for the next one, and `generation`
-counts those moves, so that long-lived streams know to move as well. msgspec turns bytes into base64 and back; numbers
-come as strings and are read leniently. Fields that etcd leaves out are its zero values.
+Always true: every request has a timeout; if an endpoint does not answer, the next one is used, and `generation` counts
+those moves, so that watches can be restarted. msgspec turns bytes into base64 and back; numbers come as strings and are
+decoded leniently. Fields that etcd leaves out are zero values.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TypeVar
 
 import msgspec
 
+from holdfast.core.backoff import Backoff
 from holdfast.core.errors import UserError
-from holdfast.store.backoff import Backoff
 from holdfast.wire.net import tuned_socket
 
 try:
@@ -26,28 +26,28 @@ try:
 except ImportError as error:
     raise UserError("an etcd:// store needs aiohttp; run: pip install 'holdfast-llm[etcd]'") from error
 
-# A watch's line holds one fragment (etcd's request limit, 1.5 MiB) in base64, with room to spare.
+# A line of a watch holds one fragment (up to etcd's request limit, 1.5 MiB) in base64, with a margin.
 LINE_BYTES_MAX = 8 * 1024 * 1024
-# A stream must be answered by its "created" line in this time, or its endpoint is not serving.
+# Limit for connecting a watch's stream.
 STREAM_START_S = 3.0
 # Watches (one connection each) and concurrent calls of one process.
 CONNECTIONS_MAX = 128
 
 
-# gRPC's numbers for what we must tell apart.
+# gRPC status codes that are handled differently.
 CODE_CANCELLED = 1
 CODE_NOT_FOUND = 5
 CODE_RESOURCE_EXHAUSTED = 8
-# Cancelled, DeadlineExceeded, Unavailable: another member, or the same one later, may answer.
+# Cancelled, DeadlineExceeded, Unavailable: another member may answer, or the same one later.
 CODES_TRY_AGAIN = frozenset({CODE_CANCELLED, 4, 14})
 
 
 class EtcdUnreachable(Exception):
-    """No endpoint answered, or those that did cannot serve now."""
+    """No endpoint answered, or those that answered cannot serve now."""
 
 
 class EtcdError(Exception):
-    """etcd understood and declined."""
+    """etcd refused a request, or its answer cannot be read."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -79,14 +79,14 @@ class RangeResponse(msgspec.Struct, frozen=True):
     more: bool = False
 
 
-class Found(msgspec.Struct, frozen=True):
-    """A range's answer within a transaction's."""
+class FoundKeys(msgspec.Struct, frozen=True):
+    """The answer to a range request within a transaction."""
 
     kvs: list[KeyValue] = []
 
 
 class TxnPart(msgspec.Struct, frozen=True):
-    response_range: Found = Found()
+    response_range: FoundKeys = FoundKeys()
 
 
 class TxnResponse(msgspec.Struct, frozen=True):
@@ -105,7 +105,7 @@ class GrantResponse(msgspec.Struct, frozen=True):
 
 
 class KeepAlive(msgspec.Struct, frozen=True):
-    TTL: int = 0  # 0: there is no such lease any more
+    TTL: int = 0  # 0: the lease does not exist any more
 
 
 class KeepAliveResponse(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ class KeepAliveResponse(msgspec.Struct, frozen=True):
 
 
 class Empty(msgspec.Struct, frozen=True):
-    """An answer of which only the arrival matters."""
+    """An answer with ignored content."""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -143,7 +143,7 @@ Answer = TypeVar("Answer")
 
 
 def read(body: bytes, kind: type[Answer]) -> Answer:
-    """An answer of etcd's; what cannot be read did not come from etcd."""
+    """Return the decoded answer; raise EtcdError if it cannot be decoded (it is not from etcd)."""
     try:
         return msgspec.json.decode(body, type=kind, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -162,11 +162,11 @@ class EtcdGateway:
         self.generation = 0
 
     async def __aenter__(self) -> EtcdGateway:
-        # A watch is silent for hours: without probes it would outlive its server's machine.
+        # A watch may be silent for hours: without keepalive probes it would not notice that the server's host is gone.
         connector = aiohttp.TCPConnector(
             limit=CONNECTIONS_MAX, force_close=False, socket_factory=lambda info: tuned_socket(*info[:3])
         )
-        # The environment's proxies are for the world outside, not for a cluster's own store.
+        # The environment's proxies are for other hosts, not for the cluster's own store.
         self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(), trust_env=False)
         return self
 
@@ -178,7 +178,7 @@ class EtcdGateway:
         await session.close()
 
     async def call(self, path: str, request: object, kind: type[Answer], timeout_s: float) -> Answer:
-        """Ask each endpoint at most once within `timeout_s` in all; EtcdUnreachable if none serves."""
+        """Ask each endpoint at most once, within `timeout_s` in total; raise EtcdUnreachable if none answers."""
         body = msgspec.json.encode(request)
         share_s = timeout_s / len(self._endpoints)
         failures = []
@@ -195,8 +195,8 @@ class EtcdGateway:
         raise EtcdUnreachable("; ".join(failures))
 
     async def ask(self, path: str, request: object, kind: type[Answer], timeout_s: float) -> Answer:
-        """Like `call`, but asks again until answered or `timeout_s` is over (TimeoutError). Only for what may be
-        asked twice; here everything may."""
+        """Repeat `call` until it is answered; raise TimeoutError after `timeout_s`. Only for idempotent requests; all
+        of ours are."""
         backoff = Backoff(self._rng)
         async with asyncio.timeout(timeout_s):
             while self._session is not None:
@@ -218,7 +218,7 @@ class EtcdGateway:
         return answer
 
     async def watch(self, request: object) -> AsyncGenerator[WatchResult, None]:
-        """The lines of a watch; ends with EtcdUnreachable when the stream breaks."""
+        """Yield the lines of a watch; raise EtcdUnreachable when the stream ends."""
         if self._session is None:
             raise EtcdUnreachable("not started")
         index = self._index
@@ -239,7 +239,7 @@ class EtcdGateway:
         return f"http://{self._endpoints[index]}/v3/{path}"
 
     def _leave(self, index: int) -> None:
-        """Move on from an endpoint, unless someone else has already."""
+        """Switch to the next endpoint, unless another call has already done so."""
         if len(self._endpoints) > 1 and self._index == index:
             self._index = (index + 1) % len(self._endpoints)
             self.generation += 1

@@ -1,10 +1,10 @@
-"""The embedded store's decisions: keyspace, leases, watches. No I/O, no clock.
+"""Decides for the embedded store: keyspace, leases, watches. No I/O, no clock; calls return what to send.
 
-The theory: a key is *durable* (owner None) or *leased* (owner: the connection that put it last). When a connection
-closes, exactly the keys it still owns vanish, so a client that has already registered again elsewhere loses
-nothing. Every change is told to every watch whose prefix it matches, in the order of the changes. A watch whose
-connection is *blocked* (its receiver does not read) is told nothing and becomes *stale*; a fresh snapshot mends it
-once the connection flows again, so a slow receiver costs the store no memory. Calls answer with what to send to whom.
+A key is *durable* (owner None) or *leased* (owner: the connection that put it last). When a connection closes, exactly
+the keys it still owns are removed, so a client that has already registered them on a new connection loses none. Every
+change goes to every watch with a matching prefix, in the order of the changes. A watch on a *blocked* connection (the
+receiver does not read) gets no changes and becomes *stale*; it gets a new snapshot once the connection is unblocked, so
+a slow receiver costs the store no memory.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from dataclasses import dataclass, field
 
 from holdfast.store import messages as m
 from holdfast.store.contract import check_key, check_prefix, check_value
+from holdfast.wire.connection import NO_HELLO, WRONG_VERSION, Refused
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What one store holds."""
-
+class StoreLimits:
     keys_max: int = 65_536  # thousands of workers with a dozen keys each
     bytes_max: int = 64 * 1024 * 1024  # keys and values together; discovery needs under 1 MiB
-    watches_per_connection_max: int = 256  # a client holds 64; the rest is room for ones being replaced
+    watches_per_connection_max: int = 256  # a client holds 64; the rest is for watches being replaced
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = StoreLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """`sends` go out now. `after_save` only once the durable keys, as they are now, are on disk."""
+    """Messages to send: `sends` now, `after_save` only once the current durable keys are on disk."""
 
     sends: list[Send] = field(default_factory=list)
     after_save: list[Send] = field(default_factory=list)
@@ -63,9 +62,9 @@ class _Connection:
 
 
 class StoreMachine:
-    """All of the store's state; the shell around it owns the sockets and the file."""
+    """The store's state; the server owns the sockets and the file."""
 
-    def __init__(self, durable: dict[str, bytes], limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, durable: dict[str, bytes], limits: StoreLimits = DEFAULT_LIMITS) -> None:
         self._limits = limits
         self._entries = {key: _Entry(value, None) for key, value in durable.items()}
         self._bytes = sum(_size(key, value) for key, value in durable.items())
@@ -85,7 +84,7 @@ class StoreMachine:
         self._connections[connection] = _Connection()
 
     def disconnect(self, connection: int) -> Effects:
-        """Its lease is over: what it still owns vanishes."""
+        """Remove a connection and the keys that it still owns: its lease is over."""
         gone = self._connections.pop(connection)
         effects = Effects()
         for key in sorted(gone.owned):
@@ -93,14 +92,14 @@ class StoreMachine:
         return effects
 
     def block(self, connection: int) -> None:
-        """The receiver does not read: tell its watches nothing until `unblock`."""
+        """Send no changes to a connection's watches until `unblock`: the receiver does not read."""
         self._connections[connection].blocked = True
 
     def unblock(self, connection: int) -> None:
         self._connections[connection].blocked = False
 
     def refresh(self, connection: int) -> Effects:
-        """A snapshot for one stale watch of a flowing connection; no sends when none is stale."""
+        """Return a snapshot for one stale watch of an unblocked connection; no sends if none is stale."""
         state = self._connections[connection]
         for number, watch in state.watches.items():
             if watch.stale and not state.blocked:
@@ -109,25 +108,25 @@ class StoreMachine:
         return Effects()
 
     def handle(self, connection: int, message: m.ToServer) -> Effects:
-        """One message of a client. A `Refused` among the sends means: close that connection."""
+        """Handle one message of a client. A `Refused` among the sends means: close that connection."""
         state = self._connections[connection]
         if isinstance(message, m.Hello):
             return self._greet(connection, state, message)
         if not state.greeted:
-            return _refuse(connection, "NoHello", "the first message must be Hello")
+            return _refuse(connection, NO_HELLO, "the first message must be Hello")
         try:
             return _HANDLERS[type(message)](self, connection, message)
         except ValueError as error:
             return _refuse(connection, "InvalidRequest", str(error))
 
     def _greet(self, connection: int, state: _Connection, hello: m.Hello) -> Effects:
-        if hello.version != m.VERSION:
-            reason = f"the client speaks version {hello.version}, this store speaks {m.VERSION}; upgrade the older one"
-            return _refuse(connection, "WrongVersion", reason)
+        version = m.VERSIONS.agree(hello)
+        if version is None:
+            return _refuse(connection, WRONG_VERSION, m.VERSIONS.refusal(hello, "this store"))
         if state.greeted:
             return _refuse(connection, "InvalidRequest", "Hello was said already")
         state.greeted = True
-        return Effects([Send(connection, m.Welcome(m.VERSION))])
+        return Effects([Send(connection, m.Welcome(version, m.VERSIONS.common_features(hello)))])
 
     def _ping(self, connection: int, _: m.Ping) -> Effects:
         return Effects([Send(connection, m.Pong())])
@@ -234,4 +233,4 @@ def _answer(connection: int, call: int, effects: Effects, *, save: bool) -> None
 
 
 def _refuse(connection: int, code: str, reason: str) -> Effects:
-    return Effects([Send(connection, m.Refused(code, reason))])
+    return Effects([Send(connection, Refused(code, reason))])

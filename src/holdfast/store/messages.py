@@ -1,8 +1,8 @@
-"""The messages between the embedded store and its clients, and their encoding.
+"""Defines the messages between the embedded store and its clients, and their encoding.
 
-A connection opens with `Hello`; the answer is `Welcome` or `Refused`. Requests carry a number of the client's own and
-are answered with it. What may be large (snapshots) travels in parts, each well under the frame limit, in one
-unbroken sequence, so that the parts together are one moment of the store.
+A connection opens with `Hello`; the answer is `Welcome` or `Refused`. The client numbers its requests, and an answer
+carries its request's number. A snapshot is sent in parts, each well under the frame limit, in one unbroken sequence, so
+that the parts together show the store at one moment.
 """
 
 from __future__ import annotations
@@ -11,17 +11,21 @@ from collections.abc import Callable
 
 import msgspec
 
+from holdfast.wire.connection import Refused, Versions
 from holdfast.wire.frames import reader
 
 VERSION = 1
-# A part closes once it holds this much; with one value of 1 MiB on top it is still far below a frame's limit.
+VERSIONS = Versions(VERSION, VERSION)
+# A part is closed once it holds this much; with one value of 1 MiB on top it is still far below a frame's limit.
 PART_BYTES = 1024 * 1024
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """First frame of a client. From here on the connection is the lease of what it registers."""
+    """A client's first frame; from here on the connection is the lease of the keys it registers."""
 
     version: int
+    last_version: int = 0
+    features: tuple[str, ...] = ()
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -34,7 +38,7 @@ class Get(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class PutKey(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """`leased`: the key lives as long as this connection, and is not written to disk."""
+    """Writes a key. `leased`: it lives as long as this connection, and is not written to disk."""
 
     call: int
     key: str
@@ -43,7 +47,7 @@ class PutKey(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class DeleteKey(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """`own`: only if this connection is the key's lease (a newer registrant's key is left alone)."""
+    """Removes a key. `own`: only if this connection is the key's lease (a newer registrant's key stays)."""
 
     call: int
     key: str
@@ -60,8 +64,8 @@ class Unwatch(msgspec.Struct, frozen=True, array_like=True, tag=8):
 
 
 class SwapKey(msgspec.Struct, frozen=True, array_like=True, tag=9):
-    """Put it without a lease (None: remove it) if it has this value (None: if it is not there), or the new one already.
-    The answer is `Done`, or the `Value` that it has instead."""
+    """Writes a key without a lease (`value` None: removes it) if it has the `expected` value (None: if it does not
+    exist) or the new one already. The answer is `Done`, or the `Value` that it has instead."""
 
     call: int
     key: str
@@ -71,13 +75,7 @@ class SwapKey(msgspec.Struct, frozen=True, array_like=True, tag=9):
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=32):
     version: int
-
-
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag=33):
-    """Why the connection ends; it closes after this."""
-
-    code: str
-    reason: str
+    features: tuple[str, ...] = ()
 
 
 class Pong(msgspec.Struct, frozen=True, array_like=True, tag=34):
@@ -105,7 +103,7 @@ class WatchItems(msgspec.Struct, frozen=True, array_like=True, tag=39):
 
 
 class Changed(msgspec.Struct, frozen=True, array_like=True, tag=40):
-    """`value` None: the key is gone."""
+    """Reports a change of a watched key; `value` None: it was removed."""
 
     watch: int
     key: str
@@ -120,7 +118,7 @@ decode_to_client: Callable[[memoryview], ToClient] = reader(ToClient)
 
 
 def in_parts(items: list[tuple[str, bytes]]) -> list[tuple[list[tuple[str, bytes]], bool]]:
-    """Cut items into parts that fit a frame; the last (perhaps empty) one is marked."""
+    """Split items into parts that fit a frame, each with True if it is the last, which may be empty."""
     parts: list[list[tuple[str, bytes]]] = [[]]
     size = 0
     for key, value in items:

@@ -1,6 +1,6 @@
-"""What stands in the store under some prefixes, as it was last heard.
+"""Keeps a copy of the keys under some prefixes of the store up to date, by watches.
 
-Always true: it is whole before anybody goes by it; what was read stands while the store is lost.
+Always true: `whole` is set once every prefix has been read; the copy is kept while the store is unreachable.
 """
 
 from __future__ import annotations
@@ -13,30 +13,29 @@ from holdfast.store.contract import Deleted, Lost, Put, Snapshot, Store, WatchEv
 
 
 class Mirror:
-    """Keys and values. `run` it in a task; `news` is set at every change."""
+    """A copy of keys and values. `run` it in a task; it sets `news` at every change."""
 
     def __init__(self, store: Store, prefixes: Sequence[str]) -> None:
         self._store = store
         self._prefixes = prefixes
         self._missing = set(prefixes)
         self.values: dict[str, bytes] = {}
-        self.away: set[str] = set()  # prefixes of which nothing is heard, for the store is lost
+        self.away: set[str] = set()  # prefixes whose watch is interrupted: the store is unreachable
         self.outages = 0
         self.whole = asyncio.Event()
         self.news = asyncio.Event()
 
     async def run(self) -> None:
-        """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for prefix in self._prefixes:
                 tasks.create_task(self._watch(prefix))
 
     async def _watch(self, prefix: str) -> None:
-        async with contextlib.aclosing(self._store.watch(prefix)) as events:  # a client may have few of them
+        async with contextlib.aclosing(self._store.watch(prefix)) as events:  # closed at once: a client has few watches
             async for event in events:
-                self._hear(prefix, event)
+                self._on_event(prefix, event)
 
-    def _hear(self, prefix: str, event: WatchEvent) -> None:
+    def _on_event(self, prefix: str, event: WatchEvent) -> None:
         match event:
             case Snapshot(items):
                 kept = {key: value for key, value in self.values.items() if not key.startswith(prefix)}

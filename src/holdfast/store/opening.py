@@ -1,4 +1,4 @@
-"""From a URL to a store's client."""
+"""Opens a store's client from its URL."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from holdfast.store.contract import Store
 
 
 def open_store(url: str, network: Network, rng: random.Random) -> Store:
-    """`unix://…` and `tcp://…` are the embedded store, `etcd://host:port[,host:port…]` is etcd. Call `start` next."""
+    """Return a client: `unix://…` and `tcp://…` are the embedded store, `etcd://host:port[,host:port…]` is etcd. Call
+    `start` next."""
     if url.startswith("etcd://"):
-        # Here, not above: aiohttp is an extra that only etcd needs.
+        # Imported here: aiohttp is an extra that only etcd needs.
         from holdfast.store.etcd_client import EtcdStore
 
         return EtcdStore(parse_endpoints(url), rng)

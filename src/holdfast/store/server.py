@@ -1,51 +1,100 @@
-"""The embedded store's server: sockets and the durable file around `StoreMachine`.
+"""Runs the embedded store: sockets and the durable file around `StoreMachine`.
 
-Always true: nothing a client sends or fails to read ends the process or grows it without bound. A receiver that does
-not read gets no more than a fixed backlog plus one snapshot, and is not read from meanwhile; a message we cannot
-read gets a `Refused` with the cause, and its connection is closed.
+Always true: nothing that a client sends, or does not read, ends the process or grows it without bound. For a client
+that does not read, the server queues at most a fixed backlog plus one snapshot, and meanwhile reads nothing from it. A
+malformed message is answered with `Refused` and the cause, and its connection is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+
+import msgspec
 
 from holdfast.core.address import Address
 from holdfast.core.errors import UserError
 from holdfast.core.limits import raise_descriptor_limit
 from holdfast.core.ports import Listener, Network
 from holdfast.store import messages as m
-from holdfast.store.durable import DurableFile
-from holdfast.store.machine import DEFAULT_LIMITS, Effects, Limits, Send, StoreMachine
-from holdfast.wire.frames import FrameError, FrameSplitter, encode
-from holdfast.wire.net import tune
+from holdfast.store.machine import DEFAULT_LIMITS, Effects, Send, StoreLimits, StoreMachine
+from holdfast.wire.connection import FULL, Refused, ServerConnection
+
+FORMAT = "holdfast-store-1"
+
+
+class _Content(msgspec.Struct, frozen=True, array_like=True):
+    format: str
+    items: dict[str, bytes]
+
+
+class DurableFile:
+    """The file with the unleased keys.
+
+    Always true: it holds one complete state, never a mixture (written beside, synced, renamed); a file that cannot be
+    read is never overwritten: the store refuses to start."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def load(self) -> dict[str, bytes]:
+        mend = "restore it from a backup, or move it away to start with an empty store"
+        try:
+            content = msgspec.msgpack.decode(self._path.read_bytes(), type=_Content)
+        except FileNotFoundError:
+            return {}
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read the store's file {self._path}: {error}; {mend}") from error
+        if content.format != FORMAT:
+            raise UserError(f"the store's file {self._path} has format {content.format!r}, not {FORMAT!r}; {mend}")
+        return content.items
+
+    async def save(self, items: dict[str, bytes]) -> None:
+        """Return once `items` would survive a power cut; raise OSError otherwise."""
+        # A sync can take long on a busy disk; pings must be answered meanwhile.
+        await asyncio.to_thread(self._replace, msgspec.msgpack.encode(_Content(FORMAT, items)))
+
+    def _replace(self, content: bytes) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self._path.with_name(self._path.name + ".new")
+        with open(beside, "wb", opener=_private) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, self._path)
+        directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
 
 _log = logging.getLogger(__name__)
 
 # A connection is one process of the deployment; half of the usual descriptor limit after `serve` has raised it.
 CONNECTIONS_MAX = 4096
-# Over this many unsent bytes a receiver counts as not reading: a few seconds of a busy store's changes.
+# With more unsent bytes a receiver counts as not reading: a few seconds of a busy store's changes.
 UNSENT_BYTES_MAX = 4 * 1024 * 1024
-# Durable writes of one connection that wait for the disk; clients wait for each answer, so few are ever needed.
+# Durable writes of one connection that wait for the disk; few are needed, because clients wait for each answer.
 UNSAVED_PER_CONNECTION_MAX = 64
-# Whoever connects says Hello at once; a port scanner does not.
+# A client sends Hello at once; a port scanner does not.
 HELLO_TIMEOUT_S = 10.0
-# How long a refused peer may take to read why.
-LINGER_S = 1.0
-# Between attempts to write a disk that has failed.
+# Between attempts to write after a disk error.
 SAVE_RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What one embedded store bears."""
-
-    limits: Limits = DEFAULT_LIMITS
+    limits: StoreLimits = DEFAULT_LIMITS
     connections_max: int = CONNECTIONS_MAX
     unsent_bytes_max: int = UNSENT_BYTES_MAX
 
@@ -54,7 +103,7 @@ DEFAULT_SETTINGS = ServerSettings()
 
 
 class StoreServer:
-    """One listening store. `run` serves until cancelled."""
+    """A listening store. `run` serves until cancelled."""
 
     def __init__(
         self, address: Address, network: Network, durable: DurableFile, settings: ServerSettings = DEFAULT_SETTINGS
@@ -63,7 +112,7 @@ class StoreServer:
         self._address = address
         self._network = network
         self._durable = durable
-        self._peers: dict[int, _Peer] = {}
+        self._peers: dict[int, StoreSession] = {}
         self._next_peer = 0
         self._listener: Listener | None = None
         self._unsaved: list[Send] = []
@@ -74,14 +123,14 @@ class StoreServer:
         return f"store {self._address} serving: {self.machine!r}"
 
     async def start(self) -> Address:
-        """Load the durable keys, then listen."""
+        """Load the durable keys, then listen; return the bound address."""
         self.machine = StoreMachine(self._durable.load(), self.settings.limits)
-        self._listener = await self._network.listen(self._address, lambda: _Peer(self))
+        self._listener = await self._network.listen(self._address, lambda: StoreSession(self))
         self._address = self._listener.address
         return self._address
 
     async def run(self) -> None:
-        """Keep the durable file up to date; on the way out close everything."""
+        """Keep the durable file up to date until cancelled; then close all connections."""
         try:
             while True:
                 await self._save_wanted.wait()
@@ -94,7 +143,7 @@ class StoreServer:
             self._listener.close()
             self._listener = None
         for peer in list(self._peers.values()):
-            peer.abort()
+            peer.transport.abort()
 
     async def _save(self) -> None:
         self._save_wanted.clear()
@@ -114,8 +163,8 @@ class StoreServer:
             if (peer := self._peers.get(number)) is not None:
                 peer.work()
 
-    def admit(self, peer: _Peer) -> int | None:
-        """Give a new connection its number, or None when the house is full."""
+    def admit(self, peer: StoreSession) -> int | None:
+        """Return a new connection's number, or None if there are too many."""
         if len(self._peers) >= self.settings.connections_max:
             return None
         self._next_peer += 1
@@ -124,24 +173,21 @@ class StoreServer:
         return self._next_peer
 
     def dismiss(self, number: int) -> None:
-        """A connection is over, and with it its lease."""
         if self._peers.pop(number, None) is not None:
             self.deliver(self.machine.disconnect(number))
 
     def deliver(self, effects: Effects) -> None:
         for send in effects.sends:
             if (peer := self._peers.get(send.connection)) is not None:
-                peer.send(send.message)
+                peer.deliver(send.message)
         for send in effects.after_save:
             self._peers[send.connection].unsaved += 1
             self._unsaved.append(send)
             self._save_wanted.set()
 
 
-async def serve(
-    address: Address, durable_path: Path, network: Network, on_ready: Callable[[Address], None]
-) -> None:
-    """Serve until cancelled. `on_ready` is told the bound address once clients can connect."""
+async def serve(address: Address, durable_path: Path, network: Network, on_ready: Callable[[Address], None]) -> None:
+    """Serve until cancelled. Call `on_ready` with the bound address once clients can connect."""
     raise_descriptor_limit()
     server = StoreServer(address, network, DurableFile(durable_path))
     try:
@@ -153,58 +199,46 @@ async def serve(
     await server.run()
 
 
-class _Peer(asyncio.Protocol):
-    """One client's connection, from accept to close."""
-
+class StoreSession(ServerConnection):
     def __init__(self, server: StoreServer) -> None:
+        super().__init__(
+            m.decode_to_server, hello_timeout_s=HELLO_TIMEOUT_S, unsent_bytes_max=server.settings.unsent_bytes_max
+        )
         self._server = server
-        self._splitter = FrameSplitter()
-        # What one read brought and is not handled yet; reading pauses while it cannot be, so it stays that small.
+        # Unhandled frames of one read; reading pauses while they cannot be handled, so there are no more.
         self._inbox: deque[memoryview] = deque()
         self._number: int | None = None
         self._blocked = False
-        self._hello_timer: asyncio.TimerHandle | None = None
         self.unsaved = 0
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=self._server.settings.unsent_bytes_max)
-        tune(transport)
-        self._hello_timer = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self._no_hello)
+    def on_connected(self) -> None:
         self._number = self._server.admit(self)
         if self._number is None:
-            self._refuse("Full", f"this store has its {self._server.settings.connections_max} connections already")
+            self.refuse(FULL, f"this store has its {self._server.settings.connections_max} connections already")
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_hello_timer()
-        self._leave()
+    def on_left(self, exc: Exception | None, *, refused: bool) -> None:
+        number, self._number = self._number, None
+        self._inbox.clear()
+        if number is not None:
+            self._server.dismiss(number)
 
-    def data_received(self, data: bytes) -> None:
-        if self._number is None:
-            return  # refused: what still comes is not read, so that the refusal can be
-        try:
-            self._inbox.extend(self._splitter.feed(data))
-        except FrameError as error:
-            self._refuse("Malformed", str(error))
-            return
+    def on_frames(self, payloads: list[memoryview]) -> None:
+        self._inbox.extend(payloads)
         self.work()
 
     def work(self) -> None:
-        """Handle what was received, as long as the answers find room."""
+        """Handle received frames until the answers have no room; then pause reading."""
         while self._inbox and not self._held():
             assert self._number is not None
-            try:
-                message = m.decode_to_server(self._inbox.popleft())
-            except FrameError as error:
-                self._refuse("Malformed", str(error))
+            if (message := self.read(self._inbox.popleft())) is None:
                 return
             self._server.deliver(self._server.machine.handle(self._number, message))
-        if self._number is None or self._transport.is_closing():
+        if self._number is None or self.transport.is_closing():
             return
         if self._held():
-            self._transport.pause_reading()
+            self.transport.pause_reading()
         else:
-            self._transport.resume_reading()
+            self.transport.resume_reading()
 
     def pause_writing(self) -> None:
         self._blocked = True
@@ -223,45 +257,16 @@ class _Peer(asyncio.Protocol):
             self._server.deliver(effects)
         self.work()
 
-    def send(self, message: m.ToClient) -> None:
-        if isinstance(message, m.Refused):
-            self._refuse(message.code, message.reason)
-            return
-        if isinstance(message, m.Welcome):
-            self._stop_hello_timer()
-        self._transport.write(encode(message))
-
-    def abort(self) -> None:
-        self._transport.abort()
+    def deliver(self, message: m.ToClient) -> None:
+        if isinstance(message, Refused):
+            self.refuse(message.code, message.reason)
+        elif isinstance(message, m.Welcome):
+            self.welcome(message)
+        else:
+            self.send(message)
 
     def _held(self) -> bool:
         return self._blocked or self.unsaved >= UNSAVED_PER_CONNECTION_MAX
-
-    def _refuse(self, code: str, reason: str) -> None:
-        _log.warning("refused a connection: %s: %s", code, reason)
-        self._stop_hello_timer()
-        self._transport.write(encode(m.Refused(code, reason)))
-        self._transport.resume_reading()
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
-        # Closing with unread input would reset the connection and the reason with it.
-        asyncio.get_running_loop().call_later(LINGER_S, self._transport.abort)
-        self._leave()
-
-    def _leave(self) -> None:
-        number, self._number = self._number, None
-        self._inbox.clear()
-        if number is not None:
-            self._server.dismiss(number)
-
-    def _no_hello(self) -> None:
-        if self._number is not None:
-            self._refuse("NoHello", f"no Hello within {HELLO_TIMEOUT_S:g} s")
-
-    def _stop_hello_timer(self) -> None:
-        if self._hello_timer is not None:
-            self._hello_timer.cancel()
-            self._hello_timer = None
 
 
 def _call_of(send: Send) -> int:

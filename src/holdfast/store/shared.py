@@ -1,11 +1,16 @@
-"""The client's side of watches and of leased keys, shared by every kind of store.
+"""Implements watches and leased keys on the client's side, for every kind of store.
 
-A `LeasedKey` is the wish; the store that keeps it compares the wish with what the server has acknowledged and closes
-the gap, at once when it can and again after every loss. Always true: at most one put of a key is under way.
+A `LeasedKey` is a desired registration. The store client puts it if the server has not acknowledged it, at once if
+possible and again after every loss.
 
-Always true of a queue: it is bounded in events and bytes; on overflow everything in it is dropped and, when its
-consumer next looks, a fresh snapshot is asked for; a snapshot replaces the changes queued before it; between a `Lost`
-and the snapshot that ends it nothing is told. Always true of the hub: an outage is told once to every watch.
+Always true:
+
+- At most one put of a key is in flight.
+- A watch's queue is bounded in events and bytes. On overflow its events are dropped, and a new snapshot is requested
+  when its consumer reads next.
+- A snapshot replaces the changes queued before it. Between a `Lost` and the snapshot that ends the outage nothing is
+  queued.
+- An outage is reported once to every watch.
 """
 
 from __future__ import annotations
@@ -14,9 +19,10 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
+from holdfast.core.tasks import Tasks
 from holdfast.store.contract import (
     CALLS_MAX,
     REGISTRATIONS_MAX,
@@ -35,15 +41,15 @@ from holdfast.store.contract import (
 
 _log = logging.getLogger(__name__)
 
-# A consumer that is this far behind is better served by a snapshot.
+# For a consumer that is further behind, a snapshot is cheaper.
 QUEUE_EVENTS_MAX = 1024
 QUEUE_BYTES_MAX = 8 * 1024 * 1024
-# How long a withdrawal waits for the store before it leaves the rest to the background.
+# How long a withdrawal waits for the store; after that it completes in the background.
 WITHDRAW_TIMEOUT_S = 2.0
 
 
 class WatchQueue:
-    """One consumer's events. `on_refetch` asks for a fresh snapshot, `on_close` forgets the watch."""
+    """The queued events of one watch. `on_refetch` requests a new snapshot, `on_close` removes the watch."""
 
     def __init__(
         self,
@@ -85,7 +91,7 @@ class WatchQueue:
     def offer_lost(self, reason: str) -> None:
         if not (self._events and isinstance(self._events[-1], Lost)):
             self._events.append(Lost(reason))
-        # The snapshot that ends the outage serves for an overflow as well.
+        # The snapshot that ends the outage also ends an overflow.
         self._outage, self._overflowed = True, False
         self._wake.set()
 
@@ -116,27 +122,27 @@ class WatchQueue:
             self._on_close(self)
 
 
-class Keeper(Protocol):
-    """The store client that makes wishes true."""
+class SharedStoreKeeper(Protocol):
+    """The store client that keeps registrations in the store."""
 
     def keep(self, leased: LeasedKey) -> None:
-        """The wish is new or has changed; called synchronously, never waits."""
+        """Register a new or changed value; called synchronously, never waits."""
 
     async def drop(self, leased: LeasedKey) -> None:
-        """The wish is withdrawn; bounded by `WITHDRAW_TIMEOUT_S`."""
+        """Remove a registration; wait at most `WITHDRAW_TIMEOUT_S`."""
 
 
 class LeasedKey:
-    """One registration: what should be in the store while this client lives."""
+    """A registration: the key and value that the store should hold while this client lives."""
 
-    def __init__(self, key: str, value: bytes, keeper: Keeper) -> None:
+    def __init__(self, key: str, value: bytes, keeper: SharedStoreKeeper) -> None:
         check_key(key)
         check_value(value)
         self.key = key
         self.value = value
         self.in_flight = False
         self.registered = False
-        self._refusal = ""  # the store's last reason for not taking it
+        self._refusal = ""  # the store's last reason for refusing it
         self._keeper = keeper
         self._withdrawn = False
 
@@ -159,104 +165,106 @@ class LeasedKey:
             await self._keeper.drop(self)
 
     def become_acknowledged(self, value: bytes) -> None:
-        """The store holds `value`; that is the wish unless it has changed since."""
+        """Record that the store holds `value`, which is the desired one unless that has changed since."""
         self._refusal, self.registered = "", value == self.value and not self._withdrawn
 
     def become_refused(self, reason: str) -> None:
-        """The store does not take it; each reason is told once."""
+        """Log a refusal by the store, each reason once."""
         if reason and reason != self._refusal:
             _log.warning("%r: refused: %s", self, reason)
             self._refusal = reason
 
     def become_lost(self) -> None:
-        """The store does not hold the wish (any more)."""
+        """Record that the store does not hold the desired value."""
         self.registered = False
 
 
-def add_wish(wishes: dict[str, LeasedKey], leased: LeasedKey) -> None:
-    """Take a new registration; one client holds a key once."""
-    if leased.key in wishes:
-        raise ValueError(f"key {leased.key} is registered by this client already; use its update()")
-    if len(wishes) >= REGISTRATIONS_MAX:
-        raise ValueError(f"more than {REGISTRATIONS_MAX} registrations in one client")
-    wishes[leased.key] = leased
+class StoreClient:
+    """The base of both clients: watches, the store's state, and the limits of calls. `mend` is the advice in the error
+    for an unreachable store."""
 
-
-class WatchHub:
-    """All watches of one client, whether the store is there, and the bounds of its calls. `mend`: what to do if not."""
-
-    def __init__(
-        self,
-        address: str,
-        mend: str,
-        *,
-        on_refetch: Callable[[WatchQueue], None],
-        on_close: Callable[[WatchQueue], None],
-        events_max: int = QUEUE_EVENTS_MAX,
-    ) -> None:
-        self._address = address
+    def __init__(self, address: str, mend: str, events_max: int) -> None:
+        self._where = address
         self._mend = mend
-        self._calls = 0
-        self.queues: set[WatchQueue] = set()
-        self.state: State = "connecting"
-        self.reason = "not connected yet"
-        self._on_refetch = on_refetch
-        self._on_close = on_close
         self._events_max = events_max
+        self._calls = 0
+        self._registrations: dict[str, LeasedKey] = {}
+        self._queues: set[WatchQueue] = set()
+        self._reason = "not connected yet"
+        self._closed = False
+        self._tasks = Tasks(f"store {address}")
+        self.state: State = "connecting"
 
-    def status(self, wishes: Collection[LeasedKey], *, closed: bool) -> str:
-        """The client's status line."""
-        why = f" ({self.reason})" if self.reason else ""
-        counts = f"{sum(leased.registered for leased in wishes)}/{len(wishes)} registered, {len(self.queues)} watches"
-        return f"store {self._address} {'closed' if closed else self.state}{why}, {counts}"
+    def __repr__(self) -> str:
+        done = sum(leased.registered for leased in self._registrations.values())
+        counts = f"{done}/{len(self._registrations)} registered, {len(self._queues)} watches"
+        return f"store {self._where} {'closed' if self._closed else self.state}{self._why}, {counts}"
 
-    def unavailable(self, cause: str) -> StoreUnavailable:
-        why = f" ({self.reason})" if self.reason else ""
-        return StoreUnavailable(self._address, cause + why, f"{self._mend}; this client reconnects by itself")
+    @property
+    def _why(self) -> str:
+        return f" ({self._reason})" if self._reason else ""
+
+    def _unavailable(self, cause: str) -> StoreUnavailable:
+        return StoreUnavailable(self._where, cause + self._why, f"{self._mend}; this client reconnects by itself")
 
     @contextlib.asynccontextmanager
-    async def call(self, what: str, timeout_s: float) -> AsyncIterator[None]:
-        """One call of this client: so many at once, and none for longer than its time."""
+    async def _bounded(self, what: str, timeout_s: float) -> AsyncIterator[None]:
+        """Run one call with a time limit, and at most `CALLS_MAX` at once; raise StoreUnavailable otherwise."""
         if self._calls >= CALLS_MAX:
-            raise self.unavailable(f"{CALLS_MAX} calls are under way already")
+            raise self._unavailable(f"{CALLS_MAX} calls are under way already")
         self._calls += 1
         try:
             async with asyncio.timeout(timeout_s):
                 yield
         except TimeoutError:
-            raise self.unavailable(f"{what} was not answered within {timeout_s:g} s") from None
+            raise self._unavailable(f"{what} was not answered within {timeout_s:g} s") from None
         finally:
             self._calls -= 1
 
-    def add(self, prefix: str) -> WatchQueue:
+    def _add_registration(self, leased: LeasedKey) -> None:
+        if leased.key in self._registrations:
+            raise ValueError(f"key {leased.key} is registered by this client already; use its update()")
+        if len(self._registrations) >= REGISTRATIONS_MAX:
+            raise ValueError(f"more than {REGISTRATIONS_MAX} registrations in one client")
+        self._registrations[leased.key] = leased
+
+    def watch(self, prefix: str) -> WatchQueue:
         check_prefix(prefix)
-        if len(self.queues) >= WATCHES_MAX:
+        if len(self._queues) >= WATCHES_MAX:
             raise ValueError(f"more than {WATCHES_MAX} watches in one client; close those no longer needed")
-        queue = WatchQueue(prefix, self._on_refetch, self._forget, self._events_max)
-        self.queues.add(queue)
+        queue = WatchQueue(prefix, self._request_watch, self._close_watch, self._events_max)
+        self._queues.add(queue)
         if self.state == "lost":
-            queue.offer_lost(self.reason)
+            queue.offer_lost(self._reason)
+        self._request_watch(queue)
         return queue
 
-    def become_connected(self) -> None:
-        self.state, self.reason = "connected", ""
+    def _close_watch(self, queue: WatchQueue) -> None:
+        self._queues.discard(queue)
+        self._forget_watch(queue)
 
-    def become_lost(self, reason: str) -> None:
-        self.reason = reason
+    def _become_connected(self) -> None:
+        self.state, self._reason = "connected", ""
+
+    def _become_lost(self, reason: str) -> None:
+        self._reason = reason
         if self.state == "lost":
             return
         self.state = "lost"
-        for queue in self.queues:
+        for queue in self._queues:
             queue.offer_lost(reason)
 
-    def close(self) -> None:
-        for queue in self.queues:
+    def _end_watches(self) -> None:
+        for queue in self._queues:
             queue.end()
-        self.queues.clear()
+        self._queues.clear()
 
-    def _forget(self, queue: WatchQueue) -> None:
-        self.queues.discard(queue)
-        self._on_close(queue)
+    def _request_watch(self, queue: WatchQueue) -> None:
+        """Request a snapshot and the changes after it; do nothing while not connected."""
+        raise NotImplementedError
+
+    def _forget_watch(self, queue: WatchQueue) -> None:
+        raise NotImplementedError
 
 
 def _size(event: WatchEvent) -> int:

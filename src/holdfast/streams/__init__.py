@@ -1,1 +1,1 @@
-"""Streams that go on elsewhere: the ledger, the policy of resuming, the connections to workers, the dispatcher."""
+"""Streams that survive worker failures: ledger, resume policy, connections to workers, dispatcher."""

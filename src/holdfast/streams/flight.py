@@ -1,7 +1,18 @@
-"""One stream on its way, and the set of workers that it belongs to: the set holds its streams, a stream knows its set.
+"""A stream in flight, the set of workers it belongs to, and the queue in which the set's streams wait.
 
-Always true: a request stays with its set; two checksums never share a set (facts 19), so a stream is never replayed
-onto other weights without being flagged.
+`Flight`, `WorkerSet`: a request stays with its set. Two checksums never share a set (facts 19), so a stream is never
+replayed onto other weights without being flagged.
+
+`HoldQueue` (pure): resumed streams first, then suspects, then new ones; within each, higher tiers first. Streams that
+wait for one group's next leader are held apart: they block no other stream, and `first` does not return them. Always
+true:
+- The queue never refuses a stream that ran before.
+- New streams have `fresh_max` places, which the first in line keep (`routing.tiers`).
+- Every held stream leaves by being sent, cancelled, pushed out or overdue.
+- A stream that a full worker turned away returns to its old position.
+
+`line_of`, `state_of`: the queue position and the state of a request. Always true: a request's state is derived from its
+streams and stored nowhere; the stream that got furthest decides; a position counts requests, not streams, from 1.
 """
 
 from __future__ import annotations
@@ -9,165 +20,168 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from holdfast.core.errors import Code
 from holdfast.core.requests import Output
 from holdfast.core.tiers import Tier
 from holdfast.discovery.card import ModelCard
 from holdfast.discovery.keys import deployment_of
-from holdfast.routing.slots import Slot
-from holdfast.routing.table import RouteTable, Standing
-from holdfast.streams.holds import HoldQueue, Pace
-from holdfast.streams.ledger import Ledger, standing_of
-from holdfast.streams.states import Waiting
-from holdfast.streams.stats import Seam
+from holdfast.routing.table import PriorityClass, RouteSlot, RouteTable
+from holdfast.routing.tiers import InLine, TierLine
+from holdfast.streams.ledger import Ledger, priority_of
+from holdfast.streams.stats import WorkerFailure
 from holdfast.streams.takeovers import Prefills
 
+
+class RequestState(StrEnum):
+    """Where a request is."""
+
+    QUEUED = "QUEUED"  # it waits for a place, behind others or alone
+    PROVISIONING = "PROVISIONING"  # no worker of its model serves
+    HELD = "HELD"  # workers of its model are up, none serves, and no other is expected
+    DISPATCHED = "DISPATCHED"  # it is on a worker and has no token yet
+    RUNNING = "RUNNING"
+    DONE = "DONE"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"  # its client left, or it was ended on request
+
+
+WAITS = (RequestState.QUEUED, RequestState.PROVISIONING, RequestState.HELD)
+
+
+class WaitStatus(NamedTuple):
+    """How a request waits."""
+
+    state: RequestState  # one of `WAITS`
+    place: int
+    since_s: float
+    wanted: bool  # its model is started on request, which may take minutes
+    why: str = ""  # the fleet's reason why its model has no worker yet
+
+
+Stream = TypeVar("Stream", bound=Hashable)
+# Clients obey this hint: retries within a second would be a burden, and after half a minute a client gives up.
+RETRY_AFTER_S_MIN = 1.0
+RETRY_AFTER_S_MAX = 30.0
+# How much one gap counts against those before it: about the last ten matter.
+WEIGHT = 0.1
 _ages = itertools.count()
 
 
 class Consumer(Protocol):
-    """Takes a stream's tokens; the frontend's text side. `dirty` is the link's: set between take and flush."""
+    """Takes a stream's tokens; the frontend's text side. Only the link uses `dirty`: it is set between take and
+    flush."""
 
     dirty: bool
 
     @property
-    def asker(self) -> object:
-        """What it is part of: streams of one request are one in line."""
+    def request(self) -> object:
+        """Return the request it belongs to; all streams of a request count as one in the queue."""
 
     @property
     def answering(self) -> bool:
-        """Whether its client has been given, or is owed, part of this answer: too late to be told to come back."""
+        """Return whether its client got, or must get, part of this answer: it can no longer be asked to retry."""
 
     def take(self, output: Output) -> bool:
-        """Take tokens already in the ledger; True if the consumer has seen the end by itself (a stop string)."""
+        """Take tokens already in the ledger; return True if the consumer found the end itself (a stop string)."""
 
     def flush(self) -> None:
-        """Send on what `take` gathered; called once per received batch."""
+        """Send what `take` gathered to the client; called once per received batch."""
 
     def failed(self, code: Code, message: str, retry_after_s: float | None) -> None:
-        """The stream is over without its end."""
+        """End the answer with an error: the stream failed."""
 
-    def still_waiting(self, waiting: Waiting) -> None:
-        """The stream is held; called every second."""
+    def still_waiting(self, waiting: WaitStatus) -> None:
+        """Tell the client how its stream waits; called every second while it is held."""
 
     def resumed(self, pause_s: float) -> None:
-        """The stream moves again this long after a failure; called before the tokens that say so are taken."""
+        """Note that the stream resumed after a pause of `pause_s`; called before the first token after it is taken."""
 
 
 class Excusable(Protocol):
-    """Counts a worker's failures (`sightings.Sighting`)."""
+    """Counts a worker's failures (`observations.WorkerCounts`)."""
 
     excused: int
 
 
 @dataclass(frozen=True, slots=True)
-class Awaited:
-    """The group whose next leader a stream waits for, and for how long at most."""
+class AwaitedGroup:
+    """The group whose next leader a stream waits for, and the end of that wait."""
 
     group: tuple[str, str]
     until_s: float
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Flight:
     """A stream from admission to its end."""
 
-    __slots__ = (
-        "age",
-        "attempt",
-        "awaits",
-        "blamed",
-        "bound",
-        "consumer",
-        "cost",
-        "excused",
-        "failed_at_s",
-        "failed_on",
-        "first_output",
-        "home",
-        "last_s",
-        "ledger",
-        "place_since_s",
-        "place_until_s",
-        "sent_s",
-        "slot",
-        "standing",
-        "stream",
-        "wait_mark",
-        "waits_since_s",
-        "worker_tokens",
-        "workers",
-    )
+    ledger: Ledger
+    workers: WorkerSet
+    consumer: Consumer
+    age: int = field(default_factory=_ages.__next__)  # smaller: requested earlier
+    slot: RouteSlot | None = None  # the worker that it runs on
+    awaits: AwaitedGroup | None = None  # the group it waits for, or waited for last
+    handed_over_by: RouteSlot | None = None  # the draining worker it left, until it has a token elsewhere
+    stream: int = 0  # its number on that worker, new for every attempt
+    attempt: int = 0
+    cost: int = 0
+    bound: int = 0  # limit on the worker's streams that was sent with it; 0: none
+    first_output: bool = False  # the current attempt has yet to make a token
+    priority: PriorityClass = PriorityClass.FRESH  # with which it was placed or queued
+    failed_at_s: float = 0.0  # when it first failed since its last token; 0 once it has resumed
+    failed_on: tuple[WorkerFailure, ...] = ()  # the failures since then
+    worker_tokens: int = 0  # made for all streams by the first failed worker, at the time of that failure
+    blamed: Excusable | None = None  # the worker that its last failure was counted against
+    excused: bool = False  # that count was taken back, because the stream failed elsewhere too
+    last_s: float = 0.0  # when its last token came, 0 before any
+    sent_s: float = 0.0  # when its current attempt began
+    place_since_s: float = 0.0  # when it began to wait for a free place, here or in an engine's queue; 0: it did not
+    place_until_s: float = 0.0  # until when its worker keeps it queued; 0: without a bound
+    waits_since_s: float = 0.0  # when it first had no place, plus the time it has run since
+    wait_mark: int = -1  # its tokens at that time: a new wait begins only when it has more
 
-    def __init__(self, ledger: Ledger, workers: WorkerSet, consumer: Consumer) -> None:
-        self.ledger = ledger
-        self.workers = workers
-        self.consumer = consumer
-        self.age = next(_ages)  # smaller: it was asked for earlier
-        self.slot: Slot | None = None  # the worker that it runs on
-        self.awaits: Awaited | None = None  # while it is held apart
-        self.home: Slot | None = None  # the one that handed it over by plan, until it has a token elsewhere
-        self.stream = 0  # its number there, fresh for every attempt
-        self.attempt = 0
-        self.cost = 0
-        self.bound = 0  # of streams there, with which it was sent; 0: none
-        self.first_output = False  # the current attempt has yet to make a token
-        self.standing = Standing.FRESH  # as it was placed, or is held
-        self.failed_at_s = 0.0  # when it first failed since its last token, 0 once the stream moves again
-        self.failed_on: tuple[Seam, ...] = ()  # the failures it met since
-        self.worker_tokens = 0  # that the worker of the first of them had made by then, for all
-        self.blamed: Excusable | None = None  # the worker that its last failure was counted against,
-        self.excused = False  # or taken back from, because it failed elsewhere too
-        self.last_s = 0.0  # when its last token came, 0 before any
-        self.sent_s = 0.0  # when its current attempt began
-        self.place_since_s = 0.0  # when it began to wait for a worker's place, also in an engine's queue; 0: it has not
-        self.place_until_s = 0.0  # until when its worker keeps it if it has not begun to run; 0: without a bound
-        self.waits_since_s = 0.0  # when it first had no place, later by what it ran since,
-        self.wait_mark = -1  # and how many tokens it had then: the time begins anew only when there are more
-
-    def fell(self, seam: Seam, worker_tokens: int, now_s: float) -> None:
-        """An attempt ended because its worker failed, which has made so many tokens by now for all streams. What it
-        showed of one whose answers are wrong stays in it."""
-        if seam.place.wrong and self.ledger.emitted:
+    def note_failure(self, failure: WorkerFailure, worker_tokens: int, now_s: float) -> None:
+        """Note that an attempt ended because its worker failed. `worker_tokens`: made by that worker for all streams.
+        Tokens from a worker with wrong answers stay in the stream, so it is flagged."""
+        if failure.place.wrong and self.ledger.emitted:
             self.ledger.doubt("begun by a worker that failed a known-answer check")
         before = self.failed_on if self.failed_at_s else ()
         self.worker_tokens = self.worker_tokens if self.failed_at_s else worker_tokens
         self.failed_at_s = self.failed_at_s or now_s
-        self.failed_on = before if seam in before else (*before, seam)
+        self.failed_on = before if failure in before else (*before, failure)
 
-    def went_on(self, now_s: float, to: str, recomputed: int) -> float:
-        """It has a token again, of the worker `to`, which computed so many tokens of its text: how long its client saw
-        none. A stopped worker's streams stand still long before anybody calls it failed."""
+    def note_resumed(self, now_s: float, to: str, recomputed: int) -> float:
+        """Note the first token after a failure, from the worker `to`. Return how long the client saw no token; this
+        counts from the last token, because a stopped worker is detected late."""
         pause_s = now_s - (self.last_s or self.failed_at_s)
         self.failed_at_s = 0.0
-        for seam in self.failed_on:
-            seam.went_on(pause_s, self.ledger.mark, to, recomputed)
+        for failure in self.failed_on:
+            failure.stream_resumed(pause_s, self.ledger.mark, to, recomputed)
         return pause_s
 
-    def goes_to(self, other: WorkerSet) -> None:
-        """A stand-in for its set, in whose line it stands no more, takes it up."""
+    def move_to(self, other: WorkerSet) -> None:
+        """Move it to a stand-in for its set, and out of its own set's queue."""
         self.workers.holds.drop(self)
-        if self.changes_in(other):
+        if self.would_change_in(other):
             self.ledger.doubt("continued by workers of another version")
         self.workers = other
 
-    def changes_in(self, other: WorkerSet) -> bool:
-        """Whether its answer would be another in a stand-in than if it had been asked there: it has begun, or its
-        prompt was made by another template."""
+    def would_change_in(self, other: WorkerSet) -> bool:
+        """Return whether its answer would differ from that of a request that began in `other`: it has tokens, or its
+        prompt was made with another template."""
         return bool(self.ledger.emitted) or other.card.chat_template != self.workers.card.chat_template
 
-    def ran(self, now_s: float) -> None:
-        """It was on a worker until now. A prompt may take longer than anybody may wait: that was no waiting."""
-        self.waits_since_s += now_s - self.sent_s
-
-    def waited(self, since_s: float) -> None:
-        """It has waited since then, before it had a set to wait for."""
+    def set_wait_start(self, since_s: float) -> None:
+        """Count the wait from `since_s`, before its model had a set."""
         self.wait_mark, self.waits_since_s = self.ledger.emitted, since_s
 
-    def waits(self, now_s: float) -> float:
-        """It has no place; since when it waits."""
+    def begin_wait(self, now_s: float) -> float:
+        """Note that it has no place; return since when it waits."""
         if self.wait_mark != self.ledger.emitted:
             self.wait_mark = self.ledger.emitted
             self.waits_since_s = now_s
@@ -179,8 +193,8 @@ class Flight:
 
     @property
     def limited(self) -> bool:
-        """While capacity is short it may not have every place: it is new, and not premium."""
-        return self.standing is Standing.FRESH and self.ledger.tier > Tier.PREMIUM
+        """Return whether some places are closed to it while capacity is short: it is new, and not premium."""
+        return self.priority is PriorityClass.FRESH and self.ledger.tier > Tier.PREMIUM
 
     def __repr__(self) -> str:
         where = f"on {self.slot!r}" if self.slot is not None else "on no worker"
@@ -188,7 +202,7 @@ class Flight:
 
 
 class WorkerSet:
-    """One set, with its routes and its held streams."""
+    """The workers of one model in one namespace with one card checksum: their routes and the held streams."""
 
     def __init__(self, namespace: str, card: ModelCard, rng: random.Random, fresh_holds_max: int) -> None:
         self.namespace = namespace
@@ -197,57 +211,57 @@ class WorkerSet:
         self.checksum = card.checksum()
         self.table = RouteTable(rng)
         self.holds: HoldQueue[Flight] = HoldQueue(fresh_holds_max, stays=lambda flight: flight.consumer.answering)
-        self.last_resorts: set[Slot] = set()  # workers that serve only because too few others of it can
-        self._inexact = 0  # workers among them whose answers differ from one time to the next
-        self.sessions = 0  # data connections to its workers, with those that are not ready for work yet
-        self.text_lock = asyncio.Lock()  # whoever makes the text side; others wait for it
+        self.last_resorts: set[RouteSlot] = set()  # workers that serve only because too few others can
+        self._inexact = 0  # workers that may answer the same request differently each time
+        self.sessions = 0  # data connections to its workers, including workers not ready for work yet
+        self.text_lock = asyncio.Lock()  # held while the text side is made
         self.text: object | None = None  # what the frontend made of the card's tokenizer and template
         self.empty_since_s = 0.0  # when the last routable worker went, 0 while there is one
-        self.served_since_s = 0.0  # when the first of those came that are routable now, or were last
+        self.served_since_s = 0.0  # when the current, or else the last, period with a routable worker began
         self.full_since_s = 0.0  # when its workers were first seen to be full, 0 while they are not
-        self.tried_s = 0.0  # when one of its workers was last seen to be kept for a suspect
-        self.away_s = 0.0  # when a rollout was last seen to have taken all of them away
-        self.withheld = False  # workers are up, none serves, and no other comes (`Missing.stands`)
-        self.pace = Pace()  # of the places that came free for those who waited
+        self.tried_s = 0.0  # when a worker was last seen to be reserved for a suspect
+        self.away_s = 0.0  # when a rollout was last seen to have taken all workers away
+        self.none_serves = False  # workers are up, none serves, no other is expected (`MissingWorkers.stands`)
+        self.pace = RetryAdvice()  # from the places that came free for waiting streams
         self.prefills = Prefills()  # of its workers
 
     @property
     def weight(self) -> float:
-        """How much of its model's traffic it should get: the places of its routable workers, by their weight; nothing
-        where all of them serve as a last resort, so that another set of the model comes first."""
+        """Return its share of its model's traffic: the weighted places of its routable workers. It is 0 if all of them
+        are last resorts, so that another set of the model comes first."""
         resorts = sum(slot.routable for slot in self.last_resorts)
         return self.table.places if resorts < self.table.routable_count else 0.0
 
     @property
     def held(self) -> int:
-        """Streams that had begun, and wait for one of its workers."""
-        return sum(1 for one in self.holds if one.item.standing is Standing.RESUMED)
+        """Return how many resumed streams wait for one of its workers."""
+        return sum(1 for one in self.holds if one.item.priority is PriorityClass.RESUMED)
 
     @property
     def deterministic(self) -> bool:
-        """Whether every worker of it, asked again, would answer the same."""
+        """Return whether all its workers give the same answer to the same request."""
         return self._inexact == 0
 
-    def enter(self, slot: Slot, *, deterministic: bool) -> None:
-        """A worker of it is connected."""
+    def enter(self, slot: RouteSlot, *, deterministic: bool) -> None:
+        """Add a connected worker."""
         self.table.add(slot)
         self._inexact += not deterministic
 
-    def leave(self, slot: Slot, *, deterministic: bool) -> None:
+    def leave(self, slot: RouteSlot, *, deterministic: bool) -> None:
         self.table.remove(slot)
         self.last_resorts.discard(slot)
         self._inexact -= not deterministic
 
     def can_move(self, flight: Flight) -> bool:
-        """Whether there is a place for one that is to leave its worker by plan, and nobody waits who might have it:
-        those who may not have every place wait for none of the others."""
+        """Return whether there is a place for a stream that leaves a draining worker, and no waiting stream needs it.
+        A waiting `limited` stream does not block the move."""
         waiting, ledger = self.holds.first(), flight.ledger
         if waiting is not None and not waiting.item.limited:
             return False
-        return self.table.has_place(standing_of(ledger.resumed + 1, ledger.deaths))
+        return self.table.has_place(priority_of(ledger.resumed + 1, ledger.deaths))
 
     def note_routable(self, now_s: float) -> None:
-        """Keep `empty_since_s` true after any change of its workers."""
+        """Update `empty_since_s` and `served_since_s` after a change of its workers."""
         if self.table.routable_count:
             if self.empty_since_s or not self.served_since_s:
                 self.served_since_s = now_s
@@ -256,20 +270,20 @@ class WorkerSet:
             self.empty_since_s = now_s
 
     def note_full(self, now_s: float) -> None:
-        """Keep `full_since_s` true, looked at from time to time."""
+        """Update `full_since_s`; called at every tick."""
         if not self.table.overloaded:
             self.full_since_s = 0.0
         elif self.full_since_s == 0.0:
             self.full_since_s = now_s
 
     def note_trial(self, now_s: float) -> None:
-        """Keep `tried_s` true, looked at from time to time."""
+        """Update `tried_s`; called at every tick and after each send."""
         if self.table.trials:
             self.tried_s = now_s
 
     def can_stand_in_for(self, other: WorkerSet) -> bool:
-        """Same model, same tokens, so a stream of `other` may go on here, though not exactly. Never in another
-        deployment: a frontend that serves both mixes nothing of them."""
+        """Return whether a stream of `other` may continue here, though not exactly: same deployment, model and
+        tokenizer."""
         return (
             self is not other
             and self.deployment == other.deployment
@@ -283,3 +297,125 @@ class WorkerSet:
             f"<WorkerSet {self.card.name} {self.namespace}/{self.checksum[:8]} "
             f"{self.table.routable_count}/{len(self.table.slots)} workers, {len(self.holds)} held>"
         )
+
+
+def waiting_state(workers: WorkerSet) -> RequestState:
+    """Return the state of requests that wait for a place in this set."""
+    if workers.table.routable_count:
+        return RequestState.QUEUED
+    return RequestState.HELD if workers.none_serves else RequestState.PROVISIONING
+
+
+def line_of(workers: WorkerSet, *, wanted: bool, why: str = "") -> Iterator[tuple[Flight, WaitStatus]]:
+    """Yield all held streams in order, each with its request's position. `why`: the reason why there is no worker. A
+    request that came when its wanted model already had a worker waits like any other, and may be refused."""
+    state, places = waiting_state(workers), dict[int, int]()
+    for held in workers.holds:
+        place = places.setdefault(id(held.item.consumer.request), len(places) + 1)
+        waits_for_its_model = state is not RequestState.QUEUED or held.since_s < workers.served_since_s
+        reason = why if state is not RequestState.QUEUED else ""
+        yield held.item, WaitStatus(state, place, held.since_s, wanted and waits_for_its_model, reason)
+
+
+def state_of(flights: Iterable[Flight]) -> RequestState:
+    """Return the state of an open request; if all its streams have ended, its client is still reading."""
+    open_ones = [flight for flight in flights if not flight.ledger.ended]
+    placed = [flight for flight in open_ones if flight.slot is not None]
+    if not open_ones or any(flight.ledger.emitted for flight in placed):
+        return RequestState.RUNNING
+    return RequestState.DISPATCHED if placed else waiting_state(open_ones[0].workers)
+
+
+class HoldQueue(Generic[Stream]):
+    """The held streams of one worker set, in the order in which they will be sent. `stays`: whether a new stream may
+    no longer be pushed out."""
+
+    def __init__(self, fresh_max: int, stays: Callable[[Stream], bool] = lambda stream: False) -> None:
+        self._lines: dict[PriorityClass, TierLine[Stream]] = {
+            priority: TierLine(fresh_max if priority is PriorityClass.FRESH else None, stays)
+            for priority in PriorityClass
+        }
+        self._for_group: TierLine[Stream] = TierLine(None)
+
+    @property
+    def _queues(self) -> list[TierLine[Stream]]:
+        return [self._for_group, *self._lines.values()]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues))
+
+    def __contains__(self, stream: Stream) -> bool:
+        return any(stream in line for line in self._queues)
+
+    def hold(self, stream: Stream, tier: Tier, since_s: float, priority: PriorityClass) -> Stream | None:
+        """Queue a stream that has waited since `since_s`. Return the stream that must leave a full queue: this one, or
+        the last of the new ones."""
+        assert stream not in self, "a stream is held once"
+        return self._lines[priority].join(stream, tier, since_s)
+
+    def hold_for_group(self, stream: Stream, tier: Tier, since_s: float) -> None:
+        """Queue a stream that waits for the next leader of one group."""
+        assert stream not in self, "a stream is held once"
+        self._for_group.join(stream, tier, since_s)
+
+    def held_for_group(self) -> list[InLine[Stream]]:
+        """Return the streams that wait for one group's next leader, in order."""
+        return list(self._for_group)
+
+    def release_to_line(self, stream: Stream, priority: PriorityClass) -> None:
+        """Let a stream that waited for a group wait for any worker, at the position its waiting time gives it."""
+        held = next(held for held in self._for_group if held.item == stream)
+        self._for_group.leave(stream)
+        self._lines[priority].join(stream, held.tier, held.since_s)
+
+    def drop(self, stream: Stream) -> None:
+        for line in self._queues:
+            line.leave(stream)
+
+    def first(self) -> InLine[Stream] | None:
+        """Return the stream that is next."""
+        return next((line.first() for line in self._lines.values() if len(line)), None)
+
+    @property
+    def suspects(self) -> int:
+        return len(self._lines[PriorityClass.ON_TRIAL])
+
+    def overdue(self, now_s: float, wait_s_max: Callable[[InLine[Stream]], float]) -> list[InLine[Stream]]:
+        """Remove and return all streams that have waited as long as they may."""
+        late = [held for held in self if now_s - held.since_s >= wait_s_max(held)]
+        for held in late:
+            self.drop(held.item)
+        return late
+
+    def __iter__(self) -> Iterator[InLine[Stream]]:
+        for line in self._queues:
+            yield from line
+
+
+class RetryAdvice:
+    """Estimates the Retry-After of a refusal from the time between places that came free. `full_since_s`: when the
+    workers were first seen to be full; 0: they are not, so a place that is taken did not come free."""
+
+    __slots__ = ("_gap_s", "_last_s", "_seen")
+
+    def __init__(self) -> None:
+        self._last_s = 0.0
+        self._gap_s = RETRY_AFTER_S_MIN  # until the first was seen; it is multiplied by the queue's length
+        self._seen = 0
+
+    def came_free(self, now_s: float, full_since_s: float) -> None:
+        if full_since_s:
+            self._seen += 1  # the first ones are averaged with full weight
+            gap_s = min(self._waited_s(now_s, full_since_s), RETRY_AFTER_S_MAX)
+            self._gap_s += max(WEIGHT, 1 / self._seen) * (gap_s - self._gap_s)
+        self._last_s = now_s
+
+    def retry_after_s(self, waiting: int, now_s: float, full_since_s: float) -> float:
+        """Return the time until a new request behind `waiting` others could have a place. If none came free for a
+        while, the next may take as long again."""
+        gap_s = max(self._gap_s, self._waited_s(now_s, full_since_s))
+        return min(RETRY_AFTER_S_MAX, max(RETRY_AFTER_S_MIN, gap_s * (waiting + 1)))
+
+    def _waited_s(self, now_s: float, full_since_s: float) -> float:
+        """Return for how long no place has come free."""
+        return now_s - max(self._last_s, full_since_s) if full_since_s else 0.0

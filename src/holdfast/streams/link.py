@@ -1,14 +1,17 @@
-"""One worker as a frontend holds it: a data connection and the streams on it. Its beats come by `health.watcher`.
+"""A frontend's link to one worker: the data connection and the streams on it. `health.watcher` receives its heartbeats.
 
-The hot path is `DataConnection.data_received`: from a received frame to every client's write in one synchronous
-pass (facts 33). A consumer that raises is our own bug, and ends its stream only. A broken connection fails all its
-streams at once; a judge's verdict moves them while the connection stands. Whatever an old attempt still sends finds no
-entry in `streams` and is dropped. A standby's `Active` is as hot: from its frame to the held requests it is sent there
-is no task and no timer.
+The hot path is `DataConnection.data_received`: from a received frame to every client's write in one synchronous pass
+(facts 33). A standby's `Active` frame is handled in the same way: held requests are sent to it without a task or timer
+in between.
+
+A consumer that raises is our own bug and ends only its stream. A broken connection fails all its streams at once; a
+verdict moves them while the connection is up. Output of an old attempt finds no entry in `streams` and is dropped.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 from collections.abc import Callable
 from typing import Protocol
 
@@ -17,34 +20,38 @@ import msgspec
 from holdfast.core.errors import Code
 from holdfast.core.requests import Output
 from holdfast.discovery.registry import Instance
-from holdfast.health.standing import WEIGHTS, Status
-from holdfast.routing.slots import Slot
-from holdfast.streams.artefacts import Artefacts
+from holdfast.health.standing import WEIGHTS, HealthStatus
+from holdfast.routing.table import RouteSlot
 from holdfast.streams.flight import Flight, WorkerSet
-from holdfast.streams.groups import Claim
-from holdfast.streams.sightings import Sighting
-from holdfast.streams.standings import Share
+from holdfast.streams.observations import WorkerCounts
 from holdfast.streams.stats import TokenGaps
-from holdfast.wire.framed import Framed
+from holdfast.streams.takeovers import LeaderClaim
+from holdfast.streams.verdicts import Share
 from holdfast.wire.frames import FrameError
 from holdfast.wire.messages import (
     Active,
     ArtefactPart,
     Closed,
     Draining,
+    GetArtefact,
     Pass,
     Ping,
     Room,
     Step,
+    ToFrontend,
     Welcome,
     decode_to_frontend,
 )
+from holdfast.wire.worker_connection import WorkerConnection
 
-CALLED_WEIGHT = WEIGHTS[Status.SUSPICIOUS]  # of one that serves though its verdict leaves it nothing
+# A tokenizer of 35 MB over a slow link; nothing waits on it but the first request of its worker set.
+TIMEOUT_S = 30.0
+BYTES_MAX = 256 * 1024 * 1024
+LAST_RESORT_WEIGHT = WEIGHTS[HealthStatus.SUSPICIOUS]  # of a worker that serves although its verdict gives it 0
 
 
 class LinkEvents(Protocol):
-    """Who is told what happens on a link (the dispatcher)."""
+    """Receives what happens on a link (the dispatcher)."""
 
     clock: Callable[[], float]
 
@@ -53,7 +60,7 @@ class LinkEvents(Protocol):
     def attempt_failed(
         self, flight: Flight, code: str, message: str, *, tell_worker: bool = False, faulty: bool = True
     ) -> None: ...
-    def broke(self, flight: Flight, error: Exception) -> None: ...
+    def consumer_raised(self, flight: Flight, error: Exception) -> None: ...
     def turned_away(self, flight: Flight) -> None: ...
     def has_room(self, link: WorkerLink, places: int) -> None: ...
     def took_over(self, link: WorkerLink) -> None: ...
@@ -65,101 +72,101 @@ class WorkerLink:
     def __init__(self, instance: Instance, events: LinkEvents) -> None:
         self.instance = instance
         self.events = events
-        self.slot = Slot(instance.key.instance, capacity=0)
+        self.slot = RouteSlot(instance.key.instance, capacity=0)
         self.streams: dict[int, Flight] = {}
         self.workers: WorkerSet | None = None
         self.welcome: Welcome | None = None
         self.data: DataConnection | None = None
         self.withdrawn = False  # its key is gone from the store
         self.draining = False
-        self.active = False  # by its own word: it takes work; False: it stands by
+        self.active = False  # the worker says that it takes work; False: it stands by
         self.epoch = 0
         self.group = ""
         self.deterministic = True
-        self.doubt = ""  # why its answers may be wrong, by its own word
-        self.trusted = False  # the judge's word, as last told: it may get work,
-        self.admit_max: int | None = None  # and at most so many streams
-        self.since_s = 0.0  # when it was first heard of
-        self.share = Share()  # what control's verdict leaves it
-        self.let_in = False  # that was something, once
-        self.fit = False  # it would be something, whatever a rollout says
-        self.called = False  # it serves only because no other of its set does: a spare, or one in doubt
-        self.postponed = ""  # why its streams are to leave once another can take them
-        self.on_word: Callable[[], None] = lambda: None  # told of a sign of life that cannot wait for the next tick
+        self.doubt = ""  # why its answers may be wrong, as the worker says
+        self.trusted = False  # the judge's last verdict: it may get work
+        self.admit_max: int | None = None  # the judge's limit on its streams
+        self.since_s = 0.0  # when it was discovered
+        self.share = Share()  # of traffic, by control's verdict
+        self.had_traffic = False  # its share was above 0 at some time
+        self.eligible_ignoring_rollout = False  # its share would be above 0 without a rollout or fleet
+        self.called_in = False  # a spare, or a worker in doubt, that serves because no other of its set does
+        self.postponed = ""  # why its streams must leave once another worker can take them
+        self.on_sign_of_life: Callable[[], None] = lambda: None  # called at once, not at the next tick
         self.heard = False  # something came on the data connection since the last tick
         self.reason = "connecting"
-        self.gaps = TokenGaps()  # its model's, once it has one
-        self._asked = 0  # the last `Ping`
-        self.seen = Sighting()  # its instance's, once the roster knows it
+        self.gaps = TokenGaps()  # shared by all links of its model, from `join` on
+        self._asked = 0  # number of the last `Ping`
+        self.counts = WorkerCounts()  # shared by all links of its instance; set by the roster
 
     def leave_line(self) -> None:
-        """Tell it that we wait for no place there any more."""
+        """Tell the worker that this frontend no longer waits for a place."""
         if self.data is not None:
             self.data.send(Pass(self.data.turned_away))
 
     def send(self, message: msgspec.Struct) -> None:
-        """Queue a message; a connection that cannot take it is broken."""
+        """Queue a message for the worker; a connection that cannot take it counts as broken."""
         if self.data is not None:
             self.data.send(message)
 
     def ask(self) -> None:
-        """Is its engine's loop alive? Whatever comes back is a sign of life."""
+        """Send a `Ping` to the engine's loop; any answer is a sign of life."""
         self._asked += 1
         self.send(Ping(self._asked))
 
     @property
-    def claim(self) -> Claim:
-        return Claim(self.instance.key.namespace, self.group, self.epoch, self.slot.name)
+    def claim(self) -> LeaderClaim:
+        return LeaderClaim(self.instance.key.namespace, self.group, self.epoch, self.slot.name)
 
-    def greeted(self, welcome: Welcome) -> None:
-        """What it says of itself on a new connection; whatever was said on the old one is void."""
+    def on_welcome(self, welcome: Welcome) -> None:
+        """Apply the worker's state from a new connection; it replaces that from the old one."""
         self.active, self.epoch, self.group = welcome.active, welcome.epoch, welcome.group
         self.deterministic, self.doubt = welcome.deterministic, welcome.doubt
         self.draining = False
 
     def check(self, welcome: Welcome) -> None:
-        """The process behind an address must be the one the store spoke of."""
+        """Raise ConnectionError unless the process at the address is the worker of the store's record."""
         key = self.instance.key
         expected = (key.instance, key.namespace, self.instance.record.checksum)
         if (welcome.instance, welcome.namespace, welcome.checksum) != expected:
             raise ConnectionError("another worker answers at its address")
 
     def stop_routing(self) -> None:
-        """No more work for it from this moment on; what comes back from it must not go there again."""
+        """Send it no more work: its streams that are placed again must not return to it."""
         if self.workers is not None:
             self.workers.table.update(self.slot, routable=False)
 
     @property
     def gone(self) -> bool:
-        """Return whether the engine takes no work any more: its connection ended, it drains, it was found stopped, or
-        control saw its process end (that news may come before the connection's end does)."""
-        return self.data is None or self.draining or not self.trusted or self.share.status == Status.DEAD.name
+        """Return whether the engine takes no more work: its connection ended, it drains, it was found stopped, or
+        control saw its process end (which may be known before the connection ends)."""
+        return self.data is None or self.draining or not self.trusted or self.share.status == HealthStatus.DEAD.name
 
     @property
     def stands_by(self) -> bool:
-        """Whether it is a standby that would get work if it took over."""
+        """Return whether it is a standby that would get work if it took over."""
         sound = self.workers is not None and not self.gone
         return sound and not self.active and self.share.weight > 0.0
 
     @property
     def objection(self) -> str:
-        """Why control's verdict leaves it no work; "": it leaves some, or no other can do it."""
-        return "" if self.called else self.share.objection
+        """Return why control's verdict gives it no work; "" if it gets some, or if no other worker can serve."""
+        return "" if self.called_in else self.share.objection
 
     @property
     def weight(self) -> float:
-        """The share of its traffic that it gets while it gets any."""
-        return self.share.weight or CALLED_WEIGHT
+        """Return its weight in the route table while it is routable."""
+        return self.share.weight or LAST_RESORT_WEIGHT
 
     @property
     def last_resort(self) -> bool:
-        """Whether it gets work only because too few others can, though a check speaks against it."""
-        return self.share.last_resort or (self.called and self.share.weight == 0.0)
+        """Return whether it gets work only because too few others can serve, although a check counts against it."""
+        return self.share.last_resort or (self.called_in and self.share.weight == 0.0)
 
     def fail_streams(self, code: Code, message: str, *, tell_worker: bool, faulty: bool = True) -> None:
-        """Every stream on this worker goes elsewhere, the higher tiers first, and of a tier the older ones; not
-        `faulty`: because that was decided."""
-        self.seen.breath += 1
+        """Fail every stream's attempt on this worker, higher tiers first, then older streams first. Not `faulty`: they
+        leave by decision, and no failure is counted."""
+        self.counts.burst += 1
         for flight in sorted(self.streams.values(), key=lambda flight: (flight.tier, flight.age)):
             self.events.attempt_failed(flight, code, message, tell_worker=tell_worker, faulty=faulty)
 
@@ -167,70 +174,63 @@ class WorkerLink:
         return f"<WorkerLink {self.instance.name} {self.reason}, {len(self.streams)} streams>"
 
 
-class DataConnection(Framed):
-    """Requests out, steps in."""
-
-    purpose = "data"
+class DataConnection(WorkerConnection):
+    """The connection on which requests are sent and steps received. It also fetches the files that a model card names
+    by content hash: a tokenizer has megabytes, too large for the store."""
 
     def __init__(self, link: WorkerLink, peer: str) -> None:
         super().__init__(peer)
         self._link = link
         self._now = link.events.clock
         self.turned_away = 0  # requests
-        self.artefacts = Artefacts(self.send)
+        self._artefacts: dict[str, bytearray] = {}  # received parts of requested artefacts
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self.artefacts.lost()
+    def on_welcome(self, welcome: Welcome) -> None:
+        self._link.on_welcome(welcome)
+
+    def on_closed(self) -> None:
         link = self._link
         if link.data is self:
             link.data = None
             link.stop_routing()
-            why = f"{link.instance.name}: {self.lost.result()}"
-            link.fail_streams(Code.DISCONNECTED, why, tell_worker=False)
-
-    def _first(self, message: object) -> None:
-        fresh = not self.welcomed.done()
-        super()._first(message)
-        if fresh and isinstance(message, Welcome):
-            self._link.greeted(message)  # at once: an Active or Draining may stand in the same batch
+            link.fail_streams(Code.DISCONNECTED, f"{link.instance.name}: {self.ended}", tell_worker=False)
 
     def data_received(self, data: bytes) -> None:
         link = self._link
         link.heard = True
-        link.seen.breath += 1
-        dirty: list[Flight] = []
+        link.counts.burst += 1
+        dirty: list[Flight] = []  # their consumers have something to flush
         try:
             for payload in self._splitter.feed(data):
                 message = decode_to_frontend(payload)
-                if type(message) is Step:
-                    self._take_step(message, dirty)
+                if type(message) is Step:  # not through `on_message`: this is the path of every token
+                    self._on_step(message, dirty)
                 else:
-                    self._other(message)
+                    self.on_message(message)
         except FrameError as error:
-            self._break(f"worker sent what is not our protocol: {error}")
+            self.on_unreadable(error)
         for flight in dirty:
             flight.consumer.dirty = False
             try:
                 flight.consumer.flush()
             except Exception as error:
-                link.events.broke(flight, error)
+                link.events.consumer_raised(flight, error)
 
-    def _take_step(self, step: Step, dirty: list[Flight]) -> None:
+    def _on_step(self, step: Step, dirty: list[Flight]) -> None:
         streams = self._link.streams
         events = self._link.events
-        gaps, seen = self._link.gaps, self._link.seen
+        gaps, counts = self._link.gaps, self._link.counts
         now_s = self._now()
-        seen.tokens += len(step.outputs)  # mostly one each; what differs is set right below
-        since_s, count = 0.0, 0  # of streams in a row, all whose last token came at that time: mostly the whole step
+        counts.tokens += len(step.outputs)  # mostly one each; corrected below
+        since_s, count = 0.0, 0  # of consecutive streams with the same time of their last token: mostly the whole step
         for output in step.outputs:
             flight = streams.get(output.stream)
             tokens = output.tokens
             if output.finish is not None and flight is not None:
                 self._doubt_end(flight, output)
             failure = output.failure
-            if failure is not None and not tokens:  # nothing for the consumer: it may yet answer with a status
-                seen.tokens -= 1
+            if failure is not None and not tokens:  # not shown to the consumer: it may still answer with an HTTP status
+                counts.tokens -= 1
                 self.turned_away += failure.code == Code.WORKER_OVERLOADED
                 if flight is not None and flight.first_output and failure.code == Code.WORKER_OVERLOADED:
                     events.turned_away(flight)
@@ -247,7 +247,7 @@ class DataConnection(Framed):
                     events.output_began(flight, output.cached)
                 over = consumer.take(output)
             except Exception as error:
-                events.broke(flight, error)
+                events.consumer_raised(flight, error)
                 continue
             if tokens:
                 if flight.last_s != since_s:
@@ -256,8 +256,8 @@ class DataConnection(Framed):
                 count += 1
                 flight.last_s = now_s
                 if len(tokens) > 1:
-                    seen.tokens += len(tokens) - 1
-                    gaps.add_together(len(tokens) - 1)
+                    counts.tokens += len(tokens) - 1
+                    gaps.counts[0] += len(tokens) - 1  # they came in the same frame: a gap of 0
             if not consumer.dirty:
                 consumer.dirty = True
                 dirty.append(flight)
@@ -269,13 +269,13 @@ class DataConnection(Framed):
 
     @staticmethod
     def _doubt_end(flight: Flight, output: Output) -> None:
-        """What is called an end and can be told to be none is a failure like any other."""
+        """Turn an end that cannot be the stream's real end into a failure."""
         assert output.finish is not None, output
         why = flight.ledger.cut_short(output.tokens, output.finish)
         if why is not None:
             output.finish, output.failure = None, why
 
-    def _other(self, message: object) -> None:
+    def on_message(self, message: ToFrontend) -> None:
         link = self._link
         if isinstance(message, Closed):
             for stream in message.streams:
@@ -289,22 +289,41 @@ class DataConnection(Framed):
             link.draining = True
             link.reason = f"draining: {message.reason}"
             link.stop_routing()
-            # It gives all its streams back one by one; here they leave in the order of their tiers.
+            # The worker will give its streams back one by one; do not wait for that, and move higher tiers first.
             link.fail_streams(Code.ENGINE_SHUTDOWN, f"worker is {link.reason}", tell_worker=False)
         elif isinstance(message, Active):
             link.active, link.epoch, link.draining, link.doubt = True, message.epoch, False, message.doubt
             link.reason = message.doubt or "serving"
             for flight in list(link.streams.values()) if message.doubt else ():
-                flight.ledger.doubt(message.doubt)  # what it has shown of them may be wrong as well
-            link.on_word()
+                flight.ledger.doubt(message.doubt)  # their earlier tokens may be wrong too
+            link.on_sign_of_life()
             link.events.took_over(link)
         elif isinstance(message, ArtefactPart):
-            self.artefacts.take(message)
+            self._on_artefact_part(message)
         else:
-            self._first(message)
+            super().on_message(message)
 
+    async def fetch_artefact(self, sha256: str) -> bytes:
+        """Fetch and return an artefact; raise ConnectionError or TimeoutError if that fails."""
+        self._artefacts[sha256] = bytearray()
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                found: bytes = await self.ask(sha256, GetArtefact(sha256))
+        finally:
+            del self._artefacts[sha256]
+        if not found:
+            raise ConnectionError(f"worker does not have the artefact {sha256} its card names")
+        if hashlib.sha256(found).hexdigest() != sha256:
+            raise ConnectionError(f"artefact {sha256} arrived with other content")
+        return found
 
-class NoticeConnection(Framed):
-    """Opened to say one thing to a worker that gets no link."""
-
-    purpose = "data"
+    def _on_artefact_part(self, part: ArtefactPart) -> None:
+        gathered = self._artefacts.get(part.sha256)
+        if gathered is None:
+            return
+        if part.total == 0 or part.total > BYTES_MAX or part.offset != len(gathered):
+            self.answer(part.sha256, b"")
+            return
+        gathered += part.data
+        if len(gathered) >= part.total:
+            self.answer(part.sha256, bytes(gathered))

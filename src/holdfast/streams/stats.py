@@ -1,10 +1,10 @@
-"""What a frontend counts of its streams: gaps between tokens, what each failure cost them, what was lost or refused.
+"""A frontend's counts of its streams: gaps between tokens, the cost of each failure, lost and refused requests.
 
-The histogram is on the per-token path, where a call of a metrics library would cost a quarter of the whole frontend
-(facts 33): equal gaps of one step, mostly all of them, are counted together, and the metrics page reads the counts.
+The histogram is on the per-token path, where calls to a metrics library would cost a quarter of the whole frontend
+(facts 33). So equal gaps of one step (mostly all of them) are counted together, and the metrics page reads the counts.
 
-Always true: every token but a stream's first is counted once; a gap is counted when it ends, so a stall shows as one
-long gap, whatever made it; a seam's gap is from the last token before the failure to the first after it.
+Always true: every token but a stream's first is counted once. A gap is counted when it ends, so a stall shows as one
+long gap, whatever its cause. A failure's gap is from the last token before the failure to the first after it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from bisect import bisect_left
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-# Upper bounds, seconds: a step of a small model, of a large one, then what people notice, then stalls.
+# Upper bounds in seconds: a step of a small model, of a large one, pauses that people notice, stalls.
 GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-# Failures remembered: what a supervisor that asks every second can have missed, and far more.
-SEAMS_MAX = 64
-PAUSES_MAX = 65_536  # bounded if nobody scrapes
-TARGETS_MAX = 64  # workers that are named of one failure: more than take one worker's streams
-MOVED_MAX = 256  # pairs of groups: all of sixteen; of more, those that streams went between lately
+# Failures remembered: far more than happen between two polls of a supervisor that asks every second.
+FAILURES_MAX = 64
+PAUSES_MAX = 65_536  # bounded if no scrape drains it
+TARGETS_MAX = 64  # receiving workers named per failure: more than take one worker's streams
+MOVED_MAX = 256  # pairs of groups: all pairs of sixteen groups; beyond that, the most recent
 
 
 class TokenGaps:
@@ -32,56 +32,52 @@ class TokenGaps:
         self.sum_s = 0.0
 
     def add(self, since_s: float, now_s: float, count: int) -> None:
-        """So many streams have a token now, and had the one before it then (0: none before)."""
+        """Count `count` streams that got a token now and their previous one at `since_s` (0: none before)."""
         if since_s and count:
             gap_s = now_s - since_s
             self.counts[bisect_left(GAP_BOUNDS_S, gap_s)] += count
             self.sum_s += gap_s * count
 
-    def add_together(self, count: int) -> None:
-        """So many tokens came together with the one before them."""
-        self.counts[0] += count
-
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A worker as its streams leave it, or come to it."""
+class StreamPlace:
+    """A worker that a stream left or came to."""
 
     worker: int
-    epoch: int = 0  # it led under; 0 for one without a group
-    group: str = ""  # its name, or the worker's, which is a group of its own
+    epoch: int = 0  # under which it led; 0 without a group
+    group: str = ""  # the group's name; without a group the worker's
     name: str = ""  # the worker's
-    fall: int = 0  # the last that is known of it (`health.standing`)
-    wrong: bool = False  # what it makes cannot be believed
+    fall: int = 0  # number of its last known fall (`health.standing`)
+    wrong: bool = False  # its output may be wrong
 
-    def method(self, target: Place) -> str:
-        """How a stream goes on at another place, in a word for metrics. All send it anew; only at a standby of the same
-        group is its KV there already."""
+    def method(self, target: StreamPlace) -> str:
+        """Return how a stream continues at another place, as a metrics label. It is always sent again; only at a
+        standby of the same group is its KV there already."""
         return "token_mismatch" if self.wrong else "takeover" if self.group == target.group else "reprefill"
 
 
-HANDOVER = "handover"  # the method of streams that left by plan
+HANDOVER = "handover"  # the method of streams that left a draining worker
 
 
 @dataclass(slots=True, eq=False)
-class Seam:
-    """What one failure of a worker was to the streams that ran on it: all that fail until it serves again."""
+class WorkerFailure:
+    """The cost of one failure of a worker: it covers all streams that fail until the worker serves again."""
 
-    place: Place  # as it was when the last of them failed
-    survived: bool = False  # it serves again: whatever comes next is another failure
-    streams: int = 0  # that went on elsewhere
-    lost: int = 0  # that did not
-    worst_s: float = 0.0  # last token before to first token after
-    replayed: int = 0  # tokens that had been shown and were sent again
-    recomputed: int = 0  # tokens of their texts whose KV was not found where they went on
-    to: dict[str, int] = field(default_factory=dict)  # streams that went on, by the worker that made their next token
+    place: StreamPlace  # as it was when the last stream failed
+    survived: bool = False  # the worker serves again: the next failure is a new one
+    streams: int = 0  # resumed
+    lost: int = 0  # not resumed
+    worst_s: float = 0.0  # longest gap from the last token before to the first after
+    replayed: int = 0  # tokens that had been shown and were sent to the next worker
+    recomputed: int = 0  # tokens that were computed again because their KV was not found
+    to: dict[str, int] = field(default_factory=dict)  # resumed streams, by the worker that made their next token
 
     @property
     def key(self) -> tuple[int, int]:
         return self.place.worker, self.place.epoch
 
-    def went_on(self, gap_s: float, replayed: int, to: str, recomputed: int = 0) -> None:
-        """A stream of it has its next token, of the worker `to`."""
+    def stream_resumed(self, gap_s: float, replayed: int, to: str, recomputed: int = 0) -> None:
+        """Count a stream that got its next token from the worker `to`."""
         self.streams += 1
         self.worst_s = max(self.worst_s, gap_s)
         self.replayed += replayed
@@ -92,58 +88,58 @@ class Seam:
 
 @dataclass(slots=True)
 class DispatchStats:
-    """Counted here, shown by the metrics page."""
+    """Counts of what happened to streams, for the metrics page."""
 
     resumed: dict[str, int] = field(default_factory=dict)  # by the failure's name
     lost: dict[str, int] = field(default_factory=dict)
-    refused: dict[str, int] = field(default_factory=dict)  # new requests that never ran, by why
-    shed: Counter[tuple[str, str]] = field(default_factory=Counter)  # for want of capacity: by tier and reason
-    # Streams that have their next token elsewhere: by the group they left, the one they came to, and how.
+    refused: dict[str, int] = field(default_factory=dict)  # new requests that never ran, by code
+    shed: Counter[tuple[str, str]] = field(default_factory=Counter)  # refused to save capacity: by tier and reason
+    # Moved streams by the group they left, the group they came to, and the method.
     moved: dict[tuple[str, str, str], int] = field(default_factory=dict)
-    pauses_s: list[tuple[str, float]] = field(default_factory=list)  # how, and token to token; drained by a scrape
+    pauses_s: list[tuple[str, float]] = field(default_factory=list)  # method, token to token; drained by a scrape
     gaps: dict[str, TokenGaps] = field(default_factory=dict)  # by model
-    seams: deque[Seam] = field(default_factory=lambda: deque(maxlen=SEAMS_MAX))  # the latest
-    takeovers: int = 0  # a standby said that it is active now
+    failures: deque[WorkerFailure] = field(default_factory=lambda: deque(maxlen=FAILURES_MAX))  # the latest
+    takeovers: int = 0  # standbys that became active
 
-    def went_on(self, source: Place, target: Place, pause_s: float) -> None:
-        """A stream that failed at `source` has a token of `target`, so long after its last."""
+    def stream_resumed(self, source: StreamPlace, target: StreamPlace, pause_s: float) -> None:
+        """Count a stream that failed at `source` and got a token from `target`, `pause_s` after its last."""
         method = source.method(target)
-        self.move(source, target, method)
+        self.count_move(source, target, method)
         if len(self.pauses_s) < PAUSES_MAX:
             self.pauses_s.append((method, pause_s))
 
-    def move(self, source: Place, target: Place, method: str) -> None:
-        """One more, from here to there."""
+    def count_move(self, source: StreamPlace, target: StreamPlace, method: str) -> None:
+        """Count a stream that moved from `source` to `target`."""
         key = source.group, target.group, method
         self.moved[key] = self.moved.pop(key, 0) + 1
-        if len(self.moved) > MOVED_MAX:  # the pair that was last seen longest ago
+        if len(self.moved) > MOVED_MAX:  # drop the least recently counted pair
             del self.moved[next(iter(self.moved))]
 
-    def handed_over(self, source: Place, target: Place, *, replayed: int) -> None:
-        """A stream left by plan, and went on there."""
-        self.move(source, target, HANDOVER)
-        self.seam(source, survived=False).went_on(0.0, replayed, target.name)
+    def stream_handed_over(self, source: StreamPlace, target: StreamPlace, *, replayed: int) -> None:
+        """Count a stream that left a draining worker and continues at `target`."""
+        self.count_move(source, target, HANDOVER)
+        self.failure_at(source, survived=False).stream_resumed(0.0, replayed, target.name)
 
-    def seam(self, place: Place, *, survived: bool) -> Seam:
-        """Of the failure that a stream at this place has just met: with others, or as its first. `survived`: the
-        worker serves on, because only streams failed."""
+    def failure_at(self, place: StreamPlace, *, survived: bool) -> WorkerFailure:
+        """Return the failure record for a stream that just failed at `place`: an open one, or a new one. `survived`:
+        only streams failed, and the worker still serves."""
         key = place.worker, place.epoch
         if survived:
-            found = next(reversed(self.seams), None)
-            seam = found if found and found.survived and found.key == key else None
+            found = next(reversed(self.failures), None)
+            failure = found if found and found.survived and found.key == key else None
         else:
-            seam = self._unsurvived(*key)
-        if seam is None:
-            seam = Seam(place, survived)
-            self.seams.append(seam)
-        seam.place = place
-        return seam
+            failure = self._unsurvived(*key)
+        if failure is None:
+            failure = WorkerFailure(place, survived)
+            self.failures.append(failure)
+        failure.place = place
+        return failure
 
-    def serves(self, worker: int, epoch: int) -> None:
-        """It can take work, or makes tokens: whatever it failed, it survived."""
-        if self.seams and (seam := self._unsurvived(worker, epoch)) is not None:
-            seam.survived = True
+    def worker_serves(self, worker: int, epoch: int) -> None:
+        """Note that a worker can take work or makes tokens: it survived its last failure."""
+        if self.failures and (failure := self._unsurvived(worker, epoch)) is not None:
+            failure.survived = True
 
-    def _unsurvived(self, worker: int, epoch: int) -> Seam | None:
+    def _unsurvived(self, worker: int, epoch: int) -> WorkerFailure | None:
         key = (worker, epoch)
-        return next((seam for seam in self.seams if not seam.survived and seam.key == key), None)
+        return next((failure for failure in self.failures if not failure.survived and failure.key == key), None)

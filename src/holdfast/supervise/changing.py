@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.spec.jobs import AT_LEISURE, START_ORDER, STOP_ORDER, Job
-from holdfast.spec.roles import ROLES
+from holdfast.spec.launch import ROLES
 from holdfast.supervise import machine
 from holdfast.supervise.loop import PEERS_WAIT_S, Supervisor
 from holdfast.supervise.machine import KERNEL_S, Phase

@@ -21,17 +21,16 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 from msgspec import structs
 
-from holdfast.core.clock import SystemClock
 from holdfast.core.errors import Refused, UserError
-from holdfast.core.ports import Clock, Network
-from holdfast.core.tasks import Tasks, beside, set_within
+from holdfast.core.ports import Clock, Network, SystemClock
+from holdfast.core.tasks import Tasks, beside, done_within
 from holdfast.discovery.keys import MODELS
 from holdfast.fleet import agent
 from holdfast.fleet.actions import Action
 from holdfast.fleet.desired import Level
 from holdfast.fleet.observed import Health, Phase, Replica
 from holdfast.fleet.records import NodeRecord, Orders, Wish, node_key, orders_key, read, wish_key
-from holdfast.health.standing import UNCHECKED, Cause
+from holdfast.health.standing import UNCHECKED, HealthCause
 from holdfast.spec.jobs import Job
 from holdfast.spec.launch import Launch, VaultLaunch
 from holdfast.spec.manifest.addresses import NO_DIGESTS
@@ -104,7 +103,7 @@ class Hosting:
                     self._mirror.news.clear()
                     await self._levels.look()
                     self._look()
-                    await set_within(self._mirror.news, LOOK_S)
+                    await done_within(self._mirror.news.wait(), LOOK_S)
         finally:
             if self._registered is not None:
                 await self._registered.withdraw()
@@ -181,7 +180,7 @@ class Hosting:
         standing = record.standing
         if standing.weight > 0.0 and not record.last_resort:
             return Health.SOUND, ""
-        health = Health.UNCHECKED if set(standing.causes) <= {Cause.UNCHECKED} else Health.DOUBTED
+        health = Health.UNCHECKED if set(standing.causes) <= {HealthCause.UNCHECKED} else Health.DOUBTED
         return health, standing.reason
 
     def _replica(self, one: Kept) -> Replica:

@@ -21,8 +21,7 @@ from holdfast.core.ports import Network
 from holdfast.core.tasks import Tasks
 from holdfast.fleet.actions import Action
 from holdfast.fleet.desired import Level
-from holdfast.memory.client.levels import demote, promote, standing
-from holdfast.memory.errors import VaultRefused
+from holdfast.memory.client.calls import VaultRefused, demote, promote, vault_status
 from holdfast.spec.jobs import Job
 from holdfast.spec.launch import VaultLaunch
 from holdfast.supervise.asking import ask_to
@@ -162,7 +161,7 @@ def _in_host(phases: Iterable[str]) -> bool | None:
 
 async def _phase(vault: VaultLaunch) -> str:
     try:
-        return (await standing(vault.socket_path, ANSWER_S)).weights
+        return (await vault_status(vault.socket_path, ANSWER_S)).weights
     except (OSError, VaultRefused):
         return ""
 

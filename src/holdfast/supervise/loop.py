@@ -18,6 +18,7 @@ from pathlib import Path
 
 from holdfast.core.errors import REFUSED
 from holdfast.core.ports import Clock
+from holdfast.core.tasks import done_within
 from holdfast.spec.jobs import AT_LEISURE, START_ORDER, STOP_ORDER, Job
 from holdfast.supervise import machine
 from holdfast.supervise.machine import KERNEL_S, Asked, Phase
@@ -152,14 +153,12 @@ class Supervisor:
 
     async def wait(self, met: Callable[[], bool], bound_s: float | None = None) -> bool:
         """Wait until `met`; False if the bound passed first."""
-        try:
-            async with asyncio.timeout(bound_s):
-                while not met():
-                    changed = self._changed
-                    await changed.wait()
-        except TimeoutError:
-            return False
-        return True
+
+        async def changes() -> None:
+            while not met():
+                await self._changed.wait()
+
+        return await done_within(changes(), bound_s)
 
     def all_ready(self) -> bool:
         """Of those whom serving needs."""

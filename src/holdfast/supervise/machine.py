@@ -26,7 +26,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from holdfast.spec.probes import Probes
+from holdfast.core.backoff import backoff_s
+from holdfast.spec.launch import Probes
 
 FIRST_PAUSE_S = 0.1  # after the second failure in a row; the first restart is immediate
 PAUSE_S_MAX = 10.0  # a mended cause is noticed within this
@@ -180,12 +181,6 @@ def next_deadline_s(life: Life) -> float | None:
     return life.deadline_s
 
 
-def pause_s(failures: int) -> float:
-    """How long to wait after so many earlier failures in a row."""
-    # The exponent is bounded too: a float overflows after a thousand failures, which is three hours of them.
-    return 0.0 if failures == 0 else min(PAUSE_S_MAX, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 16))
-
-
 def _due(life: Life, now_s: float) -> bool:
     return life.deadline_s is not None and now_s >= life.deadline_s
 
@@ -258,7 +253,7 @@ def _become_raised(life: Life, event: Exited, now_s: float) -> Outcome:
     steady = life.ready_s is not None and now_s - life.ready_s >= max(STEADY_S, life.ready_s - life.started_s)
     failures = 0 if steady else life.failures
     fallen = replace(life, pid=0, failures=failures + 1)
-    wait_s = pause_s(failures)
+    wait_s = backoff_s(failures, FIRST_PAUSE_S, PAUSE_S_MAX)
     if wait_s == 0.0:
         starting, effects = _become_starting(fallen, event, now_s)
         return starting, (Tell(f"died ({how}); starting it again"), *effects)

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from holdfast.discovery.keys import CONTROLS, HEALTH, INSTANCES, REFUSALS, REPORTS, InstanceKey, admits, parse_key
 from holdfast.discovery.keys import decode_record as decode_instance
-from holdfast.health.records import ControlRecord, HealthRecord, Report
+from holdfast.health.records import ControlRecord, HealthRecord, ReportRecord
 from holdfast.rollout.machine import Look
 from holdfast.rollout.replica import Seen, Stage, Want
 from holdfast.rollout.revision import Revision
@@ -42,7 +42,7 @@ class Said:
     leading: dict[str, InstanceKey] = field(default_factory=dict)  # by name, without those that stand by
     verdicts: dict[str, HealthRecord] = field(default_factory=dict)  # by path, and so are
     refused: dict[str, str] = field(default_factory=dict)
-    reports: tuple[Report, ...] = ()
+    reports: tuple[ReportRecord, ...] = ()
     is_led: bool = False
 
     def admits(self, instance: str) -> bool:
@@ -78,12 +78,12 @@ def said_by(values: Mapping[str, bytes], deployment: str) -> Said:
     leading: dict[str, InstanceKey] = {}
     verdicts: dict[str, HealthRecord] = {}
     refused: dict[str, str] = {}
-    reports: list[Report] = []
+    reports: list[ReportRecord] = []
     is_led = False
     for key, value in values.items():
         try:
             if key.startswith(REPORTS):
-                reports.append(msgspec.json.decode(value, type=Report))
+                reports.append(msgspec.json.decode(value, type=ReportRecord))
             elif key.startswith(CONTROLS):
                 is_led |= msgspec.json.decode(value, type=ControlRecord).leads
             elif (where := parse_key(INSTANCES, key)) is not None and admits(deployment, where.namespace):

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Protocol
 
 from holdfast.core.errors import REFUSED
-from holdfast.core.log_files import LOG_BYTES_MAX
+from holdfast.core.log_files import LOG_BYTES_MAX, UNWRITTEN
 from holdfast.core.procfs import read_process, read_text
-from holdfast.core.unwritten import UNWRITTEN
 from holdfast.supervise.records import Record
 
 TAIL_BYTES = 4096  # enough for the last lines of a log

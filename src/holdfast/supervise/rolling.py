@@ -20,10 +20,9 @@ from typing import Any
 
 from msgspec import structs
 
-from holdfast.core.clock import SystemClock
 from holdfast.core.errors import Refused, UserError
-from holdfast.core.ports import Clock
-from holdfast.core.tasks import Tasks, beside, set_within
+from holdfast.core.ports import Clock, SystemClock
+from holdfast.core.tasks import Tasks, beside, done_within
 from holdfast.discovery.keys import DEPLOYMENTS, HISTORY, STEWARDS
 from holdfast.rollout import machine, records
 from holdfast.rollout.history import KEPT, Entry, noted, surplus
@@ -108,7 +107,7 @@ class Rolling:
                 await self._open()
                 self._registered = self._store.register(STEWARDS + self.name, encode(self.steward))
                 while not await self._turn():
-                    await set_within(self._mirror.news, LOOK_S)
+                    await done_within(self._mirror.news.wait(), LOOK_S)
         finally:
             if self._registered is not None:
                 await self._registered.withdraw()

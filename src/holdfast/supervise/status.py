@@ -25,7 +25,7 @@ _ORDER = {"store": 0, "vault": 1, "server": 1, "keeper": 1, "worker": 2, "fronte
 
 
 class Status(msgspec.Struct, frozen=True):
-    """One line of `holdfast ps`."""
+    """One line of `holdfast status`."""
 
     role: str
     name: str

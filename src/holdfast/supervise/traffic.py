@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 
-from holdfast.health.records import Report
+from holdfast.health.records import ReportRecord
 from holdfast.rollout.trial import Traffic
 
 WINDOW_S = 60.0
@@ -31,7 +31,7 @@ class SetTraffic:
         self._sets: dict[str, Set] = {}  # by instance or process
         self._happened: deque[tuple[float, Set, Counted]] = deque()  # oldest first, within the window
 
-    def take(self, reports: Iterable[Report], sets: Mapping[str, Set], now_s: float) -> None:
+    def take(self, reports: Iterable[ReportRecord], sets: Mapping[str, Set], now_s: float) -> None:
         """All reports as they are now; `sets`: whose an instance or a frontend's process is."""
         if sets and (self._began_s is None or now_s < self._began_s):
             self._began_s = now_s
@@ -68,7 +68,7 @@ class SetTraffic:
         return sums
 
 
-def _counts(report: Report) -> dict[str, Counted]:
+def _counts(report: ReportRecord) -> dict[str, Counted]:
     failed = {instance: sum(seen.failed.values()) for instance, seen in report.workers.items()}
     workers = {one: (seen.succeeded + failed[one], failed[one]) for one, seen in report.workers.items()}
     return workers | {report.process: (report.answers, report.answers_failed)}

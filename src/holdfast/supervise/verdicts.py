@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import structs
 
-from holdfast.health.shown import ControlPage, Level, Verdict, control_page
+from holdfast.health.shown import ControlPage, LevelShown, VerdictShown, control_page
 from holdfast.supervise.status import Status
 
 HEALTHY = "HEALTHY"
@@ -31,7 +31,7 @@ def rows_of(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list | tuple) else []
 
 
-def remembered(pages: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+def remembered(pages: Sequence[Mapping[str, Any]]) -> list[VerdictShown]:
     """What frontends go by, who keep what was last decided."""
     rows = [row for facts in pages for row in rows_of(facts)]
     told = {
@@ -40,7 +40,7 @@ def remembered(pages: Sequence[Mapping[str, Any]]) -> list[Verdict]:
         if isinstance(row.get("weight"), int | float) and row.get("standing")
     }
     return [
-        Verdict(
+        VerdictShown(
             worker=str(row.get("name") or UNKNOWN),
             name=str(row.get("name") or UNKNOWN),
             instance=instance,
@@ -54,14 +54,14 @@ def remembered(pages: Sequence[Mapping[str, Any]]) -> list[Verdict]:
     ]
 
 
-def followed(pages: Sequence[Mapping[str, Any]]) -> Level | None:
+def followed(pages: Sequence[Mapping[str, Any]]) -> LevelShown | None:
     """The worst level that a frontend goes by; None: none says."""
     levels = [facts.get("level") for facts in pages if facts.get("role") == "frontend"]
     worst = max((level for level in levels if isinstance(level, int)), default=None)
-    return None if worst is None else Level(level=worst, reason="the level that frontends last received")
+    return None if worst is None else LevelShown(level=worst, reason="the level that frontends last received")
 
 
-def word(verdict: Verdict) -> str:
+def word(verdict: VerdictShown) -> str:
     """One word for what it has earned."""
     if verdict.quarantined:
         return "quarantined"
@@ -79,14 +79,14 @@ TAKEN = (
 )  # fmt: skip
 
 
-def trouble(verdict: Verdict) -> str:
+def trouble(verdict: VerdictShown) -> str:
     """The cause for which it has no traffic, if that is an incident."""
     if verdict.weight > 0.0 or verdict.status == "DEAD":
         return ""
     return _gravest(verdict.causes)
 
 
-def last_trouble(verdict: Verdict) -> str:
+def last_trouble(verdict: VerdictShown) -> str:
     """The cause for which it last fell, if that was an incident; it may have its traffic again."""
     return _gravest(verdict.fell_for)
 
@@ -95,19 +95,19 @@ def _gravest(causes: Mapping[str, str]) -> str:
     return next((cause for cause in TAKEN if cause in causes), "")
 
 
-def verdict_on(name: str, instance: str, verdicts: Sequence[Verdict]) -> Verdict | None:
+def verdict_on(name: str, instance: str, verdicts: Sequence[VerdictShown]) -> VerdictShown | None:
     """What was decided of the one that has the name now, not of who had it before or has it elsewhere; of anybody of
     that name, where nobody says which it is."""
     named = [verdict for verdict in verdicts if verdict.name == name]
     return next((verdict for verdict in reversed(named) if instance in ("", verdict.instance)), None)
 
 
-def with_verdicts(statuses: Sequence[Status], verdicts: Sequence[Verdict]) -> list[Status]:
+def with_verdicts(statuses: Sequence[Status], verdicts: Sequence[VerdictShown]) -> list[Status]:
     """Every worker with what was decided of it."""
     return [_with_verdict(status, verdict_on(status.name, status.instance, verdicts)) for status in statuses]
 
 
-def _with_verdict(status: Status, verdict: Verdict | None) -> Status:
+def _with_verdict(status: Status, verdict: VerdictShown | None) -> Status:
     if verdict is None or status.role != "worker":
         return status
     why = "" if verdict.status == HEALTHY else verdict.reason

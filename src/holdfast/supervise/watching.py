@@ -16,9 +16,9 @@ import asyncio
 from holdfast.core.address import TcpAddress, parse_address
 from holdfast.core.ports import Network
 from holdfast.core.procfs import boot_id, is_ending, pid_namespace, read_process
-from holdfast.health.liveness import TICK_S, Judged, Verdict, stopped_reason
+from holdfast.health.liveness import TICK_S, Liveness, LivenessChanged, stopped_reason
 from holdfast.health.watcher import BeatWatcher, Finding, probe
-from holdfast.spec.probes import Probes
+from holdfast.spec.launch import Probes
 from holdfast.supervise.asking import ask_status
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase, answer_of, weigh
@@ -29,7 +29,10 @@ from holdfast.wire.messages import ProcessIdentity, Welcome
 # say), has none to miss. The kernel's word alone counts, for as long as an idle worker may be silent: a debugger's
 # short stop is no death.
 STOPPED_TICKS = 15
-CONDEMNED = (Verdict.STOPPED, Verdict.WEDGED)  # GONE is not among them: its host may only be out of sight
+CONDEMNED = (
+    Liveness.STOPPED,
+    Liveness.WEDGED,
+)  # GONE is not among them: its host may only be out of sight
 
 
 class JobWatch:
@@ -62,7 +65,7 @@ class JobWatch:
             return True
         self._pid, self._stopped_ticks = self.slot.life.pid, 0
         if self.beats is not None:
-            self.beats.begin_anew()
+            self.beats.reset()
         return False
 
     def _check(self, welcome: Welcome) -> None:
@@ -74,7 +77,7 @@ class JobWatch:
         if self.slot.life.phase is not Phase.READY:
             self._stopped_ticks = 0
         elif self._follow():
-            if self.beats is not None and self.beats.judge.verdict is not Verdict.NEW:
+            if self.beats is not None and self.beats.judge.state is not Liveness.NEW:
                 self.beats.tick(now_s)
             else:
                 self._ask_kernel()
@@ -86,7 +89,7 @@ class JobWatch:
             self._supervisor.condemn(self.slot, self._pid, f"is stopped: {why}")
 
     def _found(self, finding: Finding) -> None:
-        if isinstance(finding, Judged) and finding.after in CONDEMNED and not is_ending(self._pid):
+        if isinstance(finding, LivenessChanged) and finding.after in CONDEMNED and not is_ending(self._pid):
             self._supervisor.condemn(self.slot, self._pid, f"is {finding.after}: {finding.reason}")
 
 

@@ -22,7 +22,7 @@ from holdfast.core.address import parse_address
 from holdfast.core.ports import Clock, Network
 from holdfast.core.procfs import is_ending
 from holdfast.failover.journal import Term, read_terms
-from holdfast.health.shown import Verdict
+from holdfast.health.shown import VerdictShown
 from holdfast.spec.jobs import Job
 from holdfast.supervise.asking import ask
 from holdfast.supervise.incidents import (
@@ -107,7 +107,7 @@ class Witness:
         why = f"{same.why}; died: {fell.how}"
         self._keep(key, replace(same, pid=fell.pid, why=why, epoch=epoch, ended_unix_s=ended_s))
 
-    def decided(self, verdicts: Sequence[Verdict]) -> None:
+    def decided(self, verdicts: Sequence[VerdictShown]) -> None:
         """What control holds against workers now."""
         for verdict in verdicts:
             key, words = self._unwell.get(verdict.name), trouble(verdict)
@@ -122,7 +122,7 @@ class Witness:
             elif verdict.weight > 0.0 and (words := last_trouble(verdict)):
                 self._fell_briefly(verdict, words)
 
-    def _fell_briefly(self, verdict: Verdict, words: str) -> None:
+    def _fell_briefly(self, verdict: VerdictShown, words: str) -> None:
         """It lost its traffic and has it again, both between two looks, or that is told already."""
         at_s = verdict.fell_unix_s
         if self._joined(verdict, words, at_s) is not None:
@@ -133,7 +133,7 @@ class Witness:
         times = {"detected_unix_s": at_s, "back_after_s": round(max(0.0, verdict.since_unix_s - at_s), 3)}
         self._keep((at_s, verdict.name), replace(made, verdict=words, fall=verdict.fall, **times))
 
-    def _fell(self, verdict: Verdict, words: str) -> None:
+    def _fell(self, verdict: VerdictShown, words: str) -> None:
         began_s = verdict.since_unix_s
         if (same := self._joined(verdict, words, began_s)) is not None:
             self._unwell[verdict.name] = same
@@ -146,7 +146,7 @@ class Witness:
             replace(made, verdict=words, fall=verdict.fall, detected_unix_s=began_s, isolated_unix_s=isolated_s),
         )
 
-    def _joined(self, verdict: Verdict, words: str, at_s: float) -> Key | None:
+    def _joined(self, verdict: VerdictShown, words: str, at_s: float) -> Key | None:
         """The incident that this is of, if that is told: its own, or that of an engine that shares its weights; which
         lasts as long as one of them has no traffic, whoever ended meanwhile."""
         lasting = set(self._unwell.values())

@@ -1,6 +1,6 @@
-"""The rig that starts, breaks and watches deployments, for our tests, benches and proofs and for other people's.
+"""Starts, breaks and watches deployments, for tests, benchmarks and proofs: ours and those of other projects.
 
-What stands in `__all__` may be relied on (docs/testing.md); everything else of this room may change.
+The names in `__all__` are stable (docs/testing.md); everything else in this package may change.
 """
 
 from holdfast.testing.answers import Answer, difference

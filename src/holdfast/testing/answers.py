@@ -1,7 +1,8 @@
-"""Streamed answers: read from the events a client got, and compared with the same request's unbroken one.
+"""Reads streamed answers from the events that a client got, and compares them with the same request's uninterrupted
+one.
 
-Always true: an answer that did not end with `[DONE]`, that says something after it, or that has an error event in it is
-no right answer, whatever its text.
+Always true: an answer is wrong, whatever its text, if it does not end with `[DONE]`, has an event after it, or has an
+error event.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-Event = tuple[float, str]  # when its last byte came, and its text
+Event = tuple[float, str]  # time of its last byte, and its text
 
 DATA, DONE = "data: ", "data: [DONE]"
-WAITING = (": queued ", ": provisioning", ": held")  # how comments begin that tell a client how it waits
+WAITING = (": queued ", ": provisioning", ": held")  # beginnings of comments about waiting
 
 
 @dataclass(slots=True)
 class Answer:
-    """What the client saw of one choice."""
+    """One choice of an answer, as the client got it."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -31,24 +32,24 @@ class Answer:
     error: dict[str, Any] | None = None
     resumed: int = 0
     exact: bool | None = None
-    reason: str = ""  # why it is not, where that is told
+    reason: str = ""  # why it is not exact, if the server said so
     token_times_s: list[float] = field(default_factory=list)  # of chunks with content
     logprobs: list[float] = field(default_factory=list)
-    waiting: int = 0  # comments that it waits
+    waiting: int = 0  # number of comments about waiting
 
     @property
     def gaps_s(self) -> list[float]:
-        """Between chunks with content."""
+        """Return the seconds between chunks with content."""
         return [later - earlier for earlier, later in itertools.pairwise(self.token_times_s)]
 
     @property
     def wrong(self) -> str:
-        """Why it did not come to a good end, or ""."""
+        """Return why the answer is incomplete; "" if it is complete."""
         return str(self.error.get("message", self.error)) if self.error else "" if self.done else "no [DONE]"
 
 
 def read_events(events: Iterable[Event], index: int = 0) -> Answer:
-    """Put one choice of a streamed answer together."""
+    """Assemble one choice of a streamed answer from its events."""
     answer = Answer()
     for at_s, text in events:
         if text.startswith(DATA) and answer.done:
@@ -84,7 +85,7 @@ def _read_chunk(answer: Answer, at_s: float, chunk: dict[str, Any], index: int) 
 
 
 def read_whole(body: dict[str, Any]) -> list[Answer]:
-    """The choices of an answer that was not streamed."""
+    """Return the choices of an answer that was not streamed."""
     return [
         Answer(
             choice["message"]["content"] if "message" in choice else choice["text"],
@@ -97,14 +98,16 @@ def read_whole(body: dict[str, Any]) -> list[Answer]:
 
 
 def events_of(response: http.client.HTTPResponse) -> Iterator[Event]:
-    """Events as the standard library's client reads them: framing that ends early shows as an error here."""
+    """Yield events as the standard library's HTTP client reads them; it raises an error if the chunk framing ends
+    early."""
     while line := response.readline():
         if line.strip():
             yield time.perf_counter(), line.decode().rstrip("\n")
 
 
 def difference(expected: Answer, answer: Answer, *, part: bool = False) -> str:
-    """How an answer differs from the unbroken one; "" if it does not. A `part` need only be a beginning."""
+    """Return how an answer differs from the uninterrupted one; "" if it does not. A `part` may be only its
+    beginning."""
     if answer.wrong and not (part and not answer.error):
         return answer.wrong
     if part and expected.text.startswith(answer.text) and expected.tokens[: len(answer.tokens)] == answer.tokens:

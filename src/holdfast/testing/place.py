@@ -1,7 +1,7 @@
-"""A place of its own for one deployment: a state directory, a port and an environment, and all that runs there.
+"""Isolates one deployment: its own state directory, port and environment, and all processes that run there.
 
-Always true: `close` ends every process of the place, whoever started it, and removes what was written; engines are told
-apart by what they say of themselves, never by their names.
+Always true: `close` ends every process with this state directory, whatever started it, and removes its own folder.
+Engines are identified by what their status pages report, never by their names.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from holdfast.testing.clients import Stream, chat_body
 from holdfast.testing.processes import kill_all, processes_in
 from holdfast.testing.waiting import wait_until
 
-COMMAND_S = 100.0  # for a command of ours on a loaded machine
-WAIT_S = 60.0  # for what a deployment does by itself, on such a machine too
+COMMAND_S = 100.0  # for a `holdfast` command on a loaded machine
+WAIT_S = 60.0  # for what a deployment does by itself, on a loaded machine
 END_S = 60.0
-# What this process was told about deployments of its own is not for this one; fetched models are anybody's.
+# Variables for the caller's own deployments are not passed on, except for the cache of fetched models.
 UNWANTED = ("HOLDFAST_", "DYN_", "GMS_", "ENGINE_ID", "FAILOVER_")
 WANTED = ("HOLDFAST_CACHE_DIR",)
 FIRST_PORT, PORTS = 20_000, 12_000
 _ports = itertools.count()
-_claims: list[socket.socket] = []  # of the ports that this process was given, for as long as it lives
+_claims: list[socket.socket] = []  # one per port that `free_port` returned; held until this process ends
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSeen:
-    """One engine process, as its own status page tells."""
+    """One engine process, as its status page reports it."""
 
     name: str
     pid: int
@@ -49,7 +49,7 @@ class EngineSeen:
 
 
 class Place:
-    """Where one deployment lives. `folder` is its state directory; a given one is the giver's to remove."""
+    """The state directory, port and environment of one deployment. A given `folder` is not removed."""
 
     def __init__(self, folder: Path | None = None, environ: Mapping[str, str] | None = None) -> None:
         self.folder = folder or Path(tempfile.mkdtemp(prefix="hf-", dir="/tmp"))
@@ -57,7 +57,7 @@ class Place:
         self.port = free_port()
         kept = {name: value for name, value in os.environ.items() if name in WANTED or not name.startswith(UNWANTED)}
         self.env = kept | {"HOLDFAST_STATE_DIR": str(self.folder), **(environ or {})}
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}  # that were started here, by name
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}  # started here, by name
 
     def __enter__(self) -> Self:
         try:
@@ -71,7 +71,7 @@ class Place:
         self.close()
 
     def begin(self) -> None:
-        """Start what belongs here, and wait until it serves."""
+        """Start the deployment and wait until it serves."""
 
     # -- commands and processes
 
@@ -79,7 +79,6 @@ class Place:
         return [sys.executable, "-m", "holdfast", *words]
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """A command of ours, to its end."""
         return subprocess.run(
             self.command(*words), env=self.env, capture_output=True, text=True, timeout=COMMAND_S, check=False
         )
@@ -87,7 +86,7 @@ class Place:
     def start(
         self, name: str, command: Sequence[str], environ: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
-        """In the background, in a session of its own; what it says goes to NAME.log."""
+        """Start a command in the background, in its own session; its output goes to NAME.log."""
         with open(self.folder / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(
                 command,
@@ -100,14 +99,14 @@ class Place:
         return self.processes[name]
 
     def start_role(self, role: str, name: str, settings: dict[str, Any]) -> None:
-        """One process of ours, with the settings it is launched with."""
-        # The kernel ends such a child with the *thread* that started it, so only the main one may ask for that.
+        """Start one `holdfast` process with its launch settings."""
+        # The kernel ends such a child when the *thread* that started it ends, so only the main thread may request this.
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         launch = {"state_dir": str(self.folder), "name": name, "parent": parent, **settings}
         self.start(name, [sys.executable, "-m", "holdfast.roles", role, json.dumps(launch)])
 
     def pids(self) -> set[int]:
-        """Every process of this place, whoever started it."""
+        """Return the pids of all processes of this deployment, whatever started them."""
         return set(processes_in(self.folder))
 
     def close(self) -> None:
@@ -126,15 +125,14 @@ class Place:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def chaos(self, name: str, fault: str, **values: Any) -> dict[str, Any]:
-        """A fault of the sim engine, commanded from outside; it must be taken."""
+        """Inject a fault into the sim engine; fail if it is refused."""
         answer = send_fault(str(self.folder / "run" / f"{name}.chaos"), {"fault": fault, **values})
         assert answer["ok"], answer
         return answer
 
-    # -- looking
+    # -- observing
 
     def records(self) -> dict[str, dict[str, Any]]:
-        """What every process wrote down about itself, by name."""
         found = {path.stem: self.record(path.stem) for path in sorted((self.folder / "run").glob("*.json"))}
         return {name: record for name, record in found.items() if record}
 
@@ -144,7 +142,7 @@ class Place:
         return {}
 
     def engines(self) -> list[EngineSeen]:
-        """Every engine that answers."""
+        """Return every engine whose status page answers."""
         seen = []
         for name, record in self.records().items():
             if record["role"] == "worker" and record.get("status"):
@@ -154,39 +152,36 @@ class Place:
         return seen
 
     def tokens_total(self) -> int:
-        """Tokens made by the engines that live now."""
         return sum(engine.facts["tokens_total"] for engine in self.engines())
 
     def get(self, path: str, port: int = 0) -> tuple[int, bytes]:
-        """Of a frontend."""
         return fetch(f"127.0.0.1:{port or self.port}", path, timeout_s=WAIT_S)
 
     def health(self, port: int = 0) -> dict[str, Any]:
-        """The frontend's /health, {} while it does not answer."""
+        """Return the frontend's /health; {} if it does not answer."""
         return get_json(f"127.0.0.1:{port or self.port}", "/health", timeout_s=20.0)
 
     def stream(self, words: str = "hello", max_tokens: int = 20, **more: Any) -> Stream:
-        """Ask for a chat answer that runs to its full length."""
+        """Request a chat answer of exactly `max_tokens` tokens."""
         return Stream(self.port, chat_body(words, max_tokens, **more))
 
     def log(self, name: str) -> str:
-        """Of a process that was started here."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def logs(self, characters: int = 3000) -> str:
-        """The ends of all logs there are."""
+        """Return the ends of all logs."""
         paths = [*sorted(self.folder.glob("*.log")), *sorted((self.folder / "logs").glob("*.log"))]
         return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-characters:]}" for path in paths)
 
     def wait_until(self, true: Callable[[], Any], what: str, bound_s: float = WAIT_S) -> float:
-        """Seconds it took; the logs are in what is raised if it took too long."""
+        """Wait until `true` holds and return the seconds it took; the error of a timeout contains the logs."""
         return wait_until(true, what, bound_s, logs=self.logs)
 
 
 def fetch(
     address: str, path: str, method: str = "GET", *, timeout_s: float = 5.0, body: Any = None, **headers: str
 ) -> tuple[int, bytes]:
-    """Status and body of the answer; a `body` is sent as JSON."""
+    """Return status and body of the response; a `body` is sent as JSON."""
     host, port = address.removeprefix("tcp://").rsplit(":", 1)
     with contextlib.closing(http.client.HTTPConnection(host, int(port), timeout=timeout_s)) as connection:
         if body is not None:
@@ -197,7 +192,7 @@ def fetch(
 
 
 def get_json(address: str, path: str, timeout_s: float = 5.0) -> dict[str, Any]:
-    """The answer, whatever its status; {} if there is none."""
+    """Return the response's JSON, whatever its status; {} if there is none."""
     try:
         return json.loads(fetch(address, path, timeout_s=timeout_s)[1])  # type: ignore[no-any-return]
     except (OSError, ValueError, http.client.HTTPException):
@@ -205,13 +200,13 @@ def get_json(address: str, path: str, timeout_s: float = 5.0) -> dict[str, Any]:
 
 
 def free_port() -> int:
-    """One that nobody listens on and that nobody else who asks here was given: between this look and its use it may be
-    free for long. Below those that the kernel gives to outgoing connections: such a one would be taken meanwhile."""
+    """Return a free port that no other call on this machine has returned, so that it may be used later. It is below the
+    ephemeral ports, so that no outgoing connection takes it meanwhile."""
     for tried in range(PORTS):
         port = FIRST_PORT + (os.getpid() * 97 + next(_ports) + tried) % PORTS
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         with socket.socket() as sock, contextlib.suppress(OSError):
-            claim.bind(f"\0holdfast-port-{port}")  # a name that one process has, and that ends with it
+            claim.bind(f"\0holdfast-port-{port}")  # one process can bind this name; the kernel frees it at its end
             sock.bind(("127.0.0.1", port))
             _claims.append(claim)
             return port

@@ -1,7 +1,7 @@
-"""Processes from outside: who there is, what each holds, and what is done to them.
+"""Finds, inspects and kills processes from outside.
 
-They are found as the kernel shows them, by their command, their parents or the state directory in their environment: so
-those that a record has lost, or that outlive their parents, are found too.
+They are found in /proc, by command, parent, or the state directory in their environment. So processes that no record
+names, or that outlive their parents, are found as well.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ VAULT, KEEPER = "vault", "keeper"
 _MODULES = {"holdfast.memory.vault.server": VAULT, "holdfast.memory.vault.keeper": KEEPER}
 
 
-# -- who there is
+# -- finding
 
 
 def command_of(pid: int) -> list[str]:
-    """The words of its command; none if it is over."""
+    """Return the words of a process's command; empty if it has ended."""
     return (read_text(f"/proc/{pid}/cmdline") or "").split("\0")[:-1]
 
 
@@ -32,14 +32,14 @@ def _pids() -> Iterator[int]:
 
 
 def processes_in(folder: Path) -> dict[int, str]:
-    """Pids and commands of all processes with this state directory, whoever started them; zombies have none."""
+    """Return pids and commands of all processes with this state directory; a zombie's command is empty."""
     mark = f"HOLDFAST_STATE_DIR={folder}"
     found = (pid for pid in _pids() if mark in (read_text(f"/proc/{pid}/environ") or "").split("\0"))
     return {pid: " ".join(command_of(pid)) for pid in found}
 
 
 def children_of(pid: int) -> dict[int, str]:
-    """Pids and commands of all descendants."""
+    """Return pids and commands of all descendants."""
     parents: dict[int, int] = {}
     for other in _pids():
         with contextlib.suppress(IndexError):
@@ -53,7 +53,7 @@ def children_of(pid: int) -> dict[int, str]:
 
 
 def vault_processes(socket: str) -> dict[int, str]:
-    """Pid -> VAULT or KEEPER, of every process that serves this socket."""
+    """Return VAULT or KEEPER by pid, for every process that serves this socket."""
     found: dict[int, str] = {}
     for pid in _pids():
         words = command_of(pid)
@@ -63,7 +63,7 @@ def vault_processes(socket: str) -> dict[int, str]:
 
 
 def vault_pair(socket: str, bound_s: float) -> tuple[int, int]:
-    """The vault's pid and its keeper's, once there are exactly these two."""
+    """Wait until there is exactly one vault and one keeper, and return their pids."""
     found: dict[int, str] = {}
 
     def two() -> bool:
@@ -76,11 +76,11 @@ def vault_pair(socket: str, bound_s: float) -> tuple[int, int]:
     return by_role[VAULT], by_role[KEEPER]
 
 
-# -- what each has
+# -- inspecting
 
 
 def state_of(pid: int) -> str:
-    """R, S, D, T, Z as the kernel has it; "" when it is over."""
+    """Return the kernel's state letter (R, S, D, T, Z); "" if the process has ended."""
     found = read_process(pid)
     return found.state if found is not None else ""
 
@@ -98,29 +98,28 @@ def rss_bytes(pid: int) -> int:
 
 
 def anon_kib(pid: int) -> int:
-    """Its private memory."""
     lines = (read_text(f"/proc/{pid}/status") or "").splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith("RssAnon:")), 0)
 
 
 def cpu_ns(pid: int) -> int:
-    """CPU time of all its threads, nanoseconds."""
     times = (read_text(f"{task}/schedstat") for task in Path(f"/proc/{pid}/task").iterdir())
     return sum(int(text.split()[0]) for text in times if text)
 
 
-# -- what is done to them
+# -- signals
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL to an engine and all its processes: each engine leads a group of its own."""
+    """Send SIGKILL to an engine and all its processes: each engine leads its own process group."""
     assert os.getpgid(pid) == pid, "an engine leads its process group"
     os.killpg(pid, signal.SIGKILL)
 
 
 def kill_together(pids: Iterable[int]) -> None:
-    """SIGKILL in one breath: stopped first, else one sees another's end and may have started it again before its own.
-    In the order given: with a keeper's end the kernel lets a stopped vault run on where SIGHUP is ignored (nohup)."""
+    """Send SIGKILL to all processes, in the given order. All are stopped first: a running one could notice that another
+    has ended and restart it. When a keeper ends, the kernel lets its stopped vault run on if that ignores SIGHUP
+    (nohup)."""
     victims = list(pids)
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in victims:
@@ -128,13 +127,13 @@ def kill_together(pids: Iterable[int]) -> None:
 
 
 def freeze(pid: int, bound_s: float = BOUND_S) -> None:
-    """SIGSTOP; returns once it has stopped, which takes the signal a moment."""
+    """Send SIGSTOP; return once the process has stopped."""
     os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: is_stopped(pid), f"process {pid} to stop", bound_s)
 
 
 def kill_all(pids: Callable[[], Iterable[int]]) -> None:
-    """SIGKILL until there is nobody left."""
+    """Send SIGKILL until no process is left."""
     while found := list(pids()):
         for pid in found:
             with contextlib.suppress(ProcessLookupError):

@@ -1,7 +1,7 @@
-"""A deployment as a person starts it, `holdfast up`, in a place of its own: vault, engines, frontend, supervisor.
+"""Runs a deployment as a user starts it, with `holdfast up`: vault, engines, frontend and supervisor.
 
-For tests and benches that kill engines and expect redundancy to come back by itself. Always true: leaving the `with`
-block ends everything; waits are bounded and say what they waited for.
+For tests and benchmarks that kill engines and expect the supervisor to restore redundancy. Always true: leaving the
+`with` block ends every process; waits are bounded, and their errors say what was waited for.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from holdfast.testing.waiting import wait_until
 
 START_S = 60.0
 END_S = 20.0
-LOOK_EVERY_S = 0.05  # a look asks every engine
+LOOK_EVERY_S = 0.05  # each look requests every engine's status page
 UP = "up"
 
 
 class Supervised(Place):
-    """`holdfast up` with these options; the sim engine unless they name one. Use it as a context manager."""
+    """A `holdfast up` with these options, by default with the sim engine. Use it as a context manager."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Supervised(Place):
         descriptors: int = 0,
     ) -> None:
         super().__init__(folder, environ)
-        self._descriptors = descriptors  # that each process may have open; 0: as many as this one
+        self._descriptors = descriptors  # file descriptors allowed per process; 0: this process's limit
         self._group = group
         self._start_s = start_s
         self.workers = int(options[options.index("--workers") + 1]) if "--workers" in options else 1
@@ -51,9 +51,10 @@ class Supervised(Place):
         self.wait_until(lambda: self.health().get("status") == "ready", "the frontend to find the active one")
 
     def close(self) -> None:
-        """Ctrl-C, and what a person would do who has waited long enough. What outlives that is not hidden."""
+        """Send Ctrl-C, then SIGKILL if it takes too long. Processes that outlive this are not killed, so that tests see
+        them."""
         for name, process in self.processes.items():
-            if name != UP:  # started beside it
+            if name != UP:  # a process started beside `up`
                 process.kill()
                 process.wait(END_S)
         up = self.processes[UP]
@@ -67,11 +68,11 @@ class Supervised(Place):
         self._remove()
 
     def start_control(self, levels: dict[str, Any] | None = None, **health: Any) -> None:
-        """A control beside a deployment without one (`--controls 0`), with settings that `up` has no options for."""
+        """Start a control for a deployment without one (`--controls 0`), with settings that `up` does not have."""
         settings = {"store": f"unix://{self.folder}/run/store.sock", "deployment": "local", "health": health}
         self.start_role("control", "control", settings | ({"levels": levels} if levels else {}))
 
-    # -- who is there
+    # -- what runs
 
     @property
     def supervisor_pid(self) -> int:
@@ -86,14 +87,13 @@ class Supervised(Place):
         return found
 
     def restored(self) -> bool:
-        """Of each worker one engine is active, another stands by and is ready."""
+        """Return True if each worker has an active engine and a ready standby."""
         engines = self.engines()
         active = [engine.facts["group"] for engine in engines if engine.state == "active"]
         ready = {engine.facts["group"] for engine in engines if engine.state == "standby" and engine.facts["ready"]}
         return len(active) == self.workers and ready == set(active)
 
     def vault_pids(self) -> tuple[int, int]:
-        """The vault's and its keeper's pid."""
         found = {role: pid for pid, role in vault_processes(f"{self.folder}/").items()}
         return found[VAULT], found[KEEPER]
 
@@ -101,7 +101,7 @@ class Supervised(Place):
         return read_terms(self.folder / "run" / "journals" / self._group)
 
     def lasting(self) -> dict[str, int]:
-        """The processes that live through every failover, by name, with their pids."""
+        """Return the pids of the processes that survive every failover, by name."""
         vault, keeper = self.vault_pids()
         kept = {name: record["pid"] for name, record in self.records().items() if record["role"] != "worker"}
         return kept | {"supervisor": self.supervisor_pid, f"{VAULT}-process": vault, KEEPER: keeper}
@@ -109,7 +109,8 @@ class Supervised(Place):
     # -- waits
 
     def wait_restored(self, but_not: int, bound_s: float = WAIT_S) -> float:
-        """Until an engine other than the process `but_not` leads and another stands by; seconds it took."""
+        """Wait until an engine other than process `but_not` is active and another is its standby; return the
+        seconds."""
 
         def met() -> bool:
             leading = self.engine("active")
@@ -118,7 +119,7 @@ class Supervised(Place):
         return self.wait_until(met, "a new leader and a new standby", bound_s)
 
     def wait_until(self, true: Callable[[], Any], what: str, bound_s: float = WAIT_S) -> float:
-        """As every wait, and over as soon as `holdfast up` has ended."""
+        """Wait as `Place` does; fail at once if `holdfast up` has ended."""
 
         def ended() -> str:
             return "" if self.processes[UP].poll() is None else "`holdfast up` ended"

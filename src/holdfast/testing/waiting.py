@@ -1,4 +1,4 @@
-"""Waiting for something to happen, with a bound and with words for when it does not."""
+"""Waits for a condition, with a bound and an error that says what was waited for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-BOUND_S = 60.0  # for anything that should be quick, on a machine that is not
+BOUND_S = 60.0  # for anything that is quick on an idle machine
 LOOK_EVERY_S = 0.02
 
 
@@ -24,8 +24,8 @@ def wait_until(
     ended: Callable[[], str] = _nothing,
     logs: Callable[[], str] = _nothing,
 ) -> float:
-    """Look again and again until something holds; seconds it took. TimeoutError with what was waited for and the `logs`
-    once the bound has passed, or as soon as `ended` says why it never will."""
+    """Poll until `true` holds and return the seconds it took. Raise TimeoutError with `what` and the `logs` after the
+    bound, or as soon as `ended` returns a reason why it never will hold."""
     began_s = time.monotonic()
     while not true():
         why = ended() or (f"waited {bound_s:g} s" if time.monotonic() - began_s > bound_s else "")
@@ -38,7 +38,8 @@ def wait_until(
 async def until(
     seen: Callable[[], Any], what: str, bound_s: float = BOUND_S, *, every_s: float = LOOK_EVERY_S / 2
 ) -> Any:
-    """The same inside an event loop, whose other tasks go on; what was seen. `seen` may be a coroutine function."""
+    """Poll inside an event loop until `seen` returns something true, and return that. `seen` may be a coroutine
+    function."""
     deadline_s = asyncio.get_running_loop().time() + bound_s
     while True:
         found = seen()
@@ -52,5 +53,5 @@ async def until(
 
 
 async def in_thread(work: Callable[..., Any], *arguments: Any) -> Any:
-    """A call that waits, made beside the event loop."""
+    """Run a blocking call in a thread, beside the event loop."""
     return await asyncio.get_running_loop().run_in_executor(None, work, *arguments)

@@ -1,2 +1,2 @@
-"""Frames and messages between processes, and the HTTP protocol. The only types that cross processes live here
+"""Frames and messages between processes, and the HTTP protocol. Types that are sent between processes are defined here
 and in `core.requests`."""

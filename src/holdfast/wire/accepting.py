@@ -1,9 +1,8 @@
-"""Taking connections in: some at a time, and never with the descriptors that the process itself needs.
+"""Accepts connections, a few at a time, and leaves the process the file descriptors that it needs itself.
 
-Not by the loop's own server: that takes all that wait in one turn, before anybody could be turned out, and uvloop's
-ends for good, without a word, on an error that is over a moment later. Always true: a listener that is out of
-descriptors rests and goes on; who does nothing here is turned out, the longest idle first, before anybody else is
-refused.
+It replaces the event loop's own server, which accepts the whole backlog in one turn, before idle connections could be
+closed; uvloop's also stops for good, silently, on a transient error. Always true: a listener that is out of descriptors
+pauses and continues; idle connections are closed, the longest idle first, before a new one is refused.
 """
 
 from __future__ import annotations
@@ -25,29 +24,29 @@ from holdfast.core.tasks import Tasks
 
 log = logging.getLogger("holdfast.net")
 
-# Well below what is spared: so many are taken in before anybody is turned out for them.
+# Connections accepted in one turn, before idle ones are closed for them; well below the spared places.
 ACCEPTS_AT_ONCE = 8
-LAST_ACCEPTS_MAX = 4096  # by one that is closed: those the kernel keeps for it
-# Out of descriptors or of the kernel's memory: somebody must leave before another can come.
+LAST_ACCEPTS_MAX = 4096  # when a listener closes: the kernel's backlog
+# Pause when out of descriptors or kernel memory: a connection must close before another can be accepted.
 REST_S = 0.05
-# Of all descriptors that a process may have: what a server for everyone may use for its connections, and what a page
-# for probes, which must answer where the first one is full. The rest is for the process's own links, files and slabs.
+# Shares of the process's descriptor limit: for a public server's connections, and for a status page, which must answer
+# when that server is full. The rest is for the process's own connections, files and slabs.
 SHARE = 5 / 8
 SHARE_OF_PAGES = 1 / 16
-# One look at many connections turns out some of them, so that a flood does not cost a look at all each time.
+# One scan closes 1/64 of the idle connections, so that a flood does not cost a full scan per connection.
 TURNED_OUT_SHARE = 64
 
-# A connection for which nothing is under way: since when, seconds, and what closes it.
+# An idle connection: since when (s), and the function that closes it.
 Idle = tuple[float, Callable[[], object]]
 
 
 def places(share: float) -> int:
-    """How many connections may use that share of what this process may have now."""
+    """Return how many connections fit into this share of the current descriptor limit."""
     return int(descriptor_limit() * share)
 
 
 def make_room(idle: Iterable[Idle]) -> bool:
-    """Turn out who has been idle longest; whether there was anybody."""
+    """Close the connections that have been idle longest; return False if there is none."""
     known = list(idle)
     for _, close in heapq.nsmallest(1 + len(known) // TURNED_OUT_SHARE, known, key=itemgetter(0)):
         close()
@@ -55,7 +54,7 @@ def make_room(idle: Iterable[Idle]) -> bool:
 
 
 class SocketListener:
-    """Listening sockets of one address, and the connections that are just being taken in."""
+    """The listening sockets of one address, and the connections that are being accepted."""
 
     def __init__(self, address: Address, sockets: list[socket.socket], factory: ProtocolFactory) -> None:
         self.address = address
@@ -69,7 +68,7 @@ class SocketListener:
             self._loop.add_reader(sock.fileno(), self._accept, sock)
 
     def close(self) -> None:
-        """Who is at the door is let in first: whom the kernel has greeted it would reset."""
+        """Stop listening. Accept the backlog first: the kernel would reset those connections."""
         for sock in self._sockets:
             self._loop.remove_reader(sock.fileno())
             with contextlib.suppress(OSError):
@@ -82,7 +81,7 @@ class SocketListener:
                 os.unlink(self.address.path)
 
     def _accept(self, listening: socket.socket) -> None:
-        """Take some in, and no more until each of them has been looked at."""
+        """Accept a few connections, and no more until each of them has been set up."""
         came: list[socket.socket] = []
         rest_s = 0.0
         try:
@@ -91,7 +90,7 @@ class SocketListener:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             pass
         except OSError as error:
-            rest_s = REST_S  # the socket stays readable: without a rest the loop would do nothing but fail
+            rest_s = REST_S  # the socket stays readable: without a pause the loop would spin
             if not self._resting:
                 log.warning("cannot take connections in at %s: %s; trying on", self.address, error)
         self._resting = rest_s > 0
@@ -111,6 +110,6 @@ class SocketListener:
         sock.setblocking(False)
         try:
             await self._loop.connect_accepted_socket(cast("type[asyncio.Protocol]", self._factory), sock)
-        except OSError as error:  # it left at once
+        except OSError as error:  # the peer left at once
             log.debug("a connection to %s ended before it began: %s", self.address, error)
             sock.close()

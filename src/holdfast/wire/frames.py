@@ -1,7 +1,7 @@
-"""Frames: a 4-byte big-endian length, then that many bytes. Pure; no sockets.
+"""Encodes and splits frames: a 4-byte big-endian length, then that many bytes. No I/O.
 
-Always true: a length over the limit is refused before a byte of the body is kept (facts 17: a header must
-never be trusted), and a splitter never holds more than one unfinished frame.
+Always true: a length over the limit is refused before a byte of the body is kept (facts 17: a header must never be
+trusted), and a splitter never holds more than one unfinished frame.
 """
 
 from __future__ import annotations
@@ -21,23 +21,21 @@ HEADER_BYTES = _HEADER.size
 
 
 class FrameError(Exception):
-    """The peer sent something that is not our protocol; the connection cannot go on."""
+    """The peer violated the protocol; the connection must be closed."""
 
 
 def frame(payload: bytes | bytearray) -> bytes:
-    """One frame around `payload`."""
     if len(payload) > FRAME_BYTES_MAX:
         raise FrameError(f"frame of {len(payload)} bytes is over the limit of {FRAME_BYTES_MAX}")
     return _HEADER.pack(len(payload)) + payload
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """A message as one frame."""
     return frame(_encoder.encode(message))
 
 
 def reader(messages: object) -> Callable[[memoryview], Any]:
-    """Reads a frame's payload as one of these messages, a union of structs; FrameError if it is none of them."""
+    """Return a decoder for a union of message structs; it raises FrameError for any other payload."""
     decode = msgspec.msgpack.Decoder(messages).decode
 
     def read(payload: memoryview) -> Any:
@@ -50,17 +48,18 @@ def reader(messages: object) -> Callable[[memoryview], Any]:
 
 
 class FrameSplitter:
-    """Cuts a byte stream into frames."""
+    """A parser that cuts a byte stream into frames of at most `bytes_max`."""
 
-    __slots__ = ("_parts", "_wanted_bytes", "held_bytes")
+    __slots__ = ("_bytes_max", "_parts", "_wanted_bytes", "held_bytes")
 
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []  # of one unfinished frame; joined once, so a large one costs no copy per piece
+    def __init__(self, bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._parts: list[bytes] = []  # of the unfinished frame; joined once, so a large one is not copied per piece
         self.held_bytes = 0
-        self._wanted_bytes = 0  # what the unfinished frame needs before it is worth another look
+        self._wanted_bytes = 0  # size at which the unfinished frame can be parsed again
 
     def feed(self, data: bytes) -> list[memoryview]:
-        """Take received bytes; return the frames they complete, in order."""
+        """Add received bytes; return the frames they complete, in order."""
         if self._parts:
             self._parts.append(data)
             self.held_bytes += len(data)
@@ -74,8 +73,8 @@ class FrameSplitter:
         wanted = HEADER_BYTES
         while end - start >= HEADER_BYTES:
             (size,) = _HEADER.unpack_from(data, start)
-            if size > FRAME_BYTES_MAX:
-                raise FrameError(_oversize(data[start : start + HEADER_BYTES], size))
+            if size > self._bytes_max:
+                raise FrameError(_oversize(data[start : start + HEADER_BYTES], size, self._bytes_max))
             stop = start + HEADER_BYTES + size
             if stop > end:
                 wanted += size
@@ -89,6 +88,6 @@ class FrameSplitter:
         return frames
 
 
-def _oversize(header: bytes, size: int) -> str:
+def _oversize(header: bytes, size: int, bytes_max: int) -> str:
     hint = " (it looks like text: is an HTTP client talking to a wire port?)" if header.strip().isalpha() else ""
-    return f"frame header announces {size} bytes, over the limit of {FRAME_BYTES_MAX}{hint}"
+    return f"frame header announces {size} bytes, over the limit of {bytes_max}{hint}"

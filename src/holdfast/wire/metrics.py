@@ -1,4 +1,5 @@
-"""Prometheus metrics: the one file that knows the library. Logic counts plain numbers; shells show them here."""
+"""Wraps the Prometheus library; no other file imports it. State machines count plain numbers, which are exported
+here."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from holdfast.core.unwritten import UNWRITTEN
+from holdfast.core.log_files import UNWRITTEN
 
 __all__ = [
     "CONTENT_TYPE", "Counter", "Gauge", "Histogram", "Metric", "MetricsRegistry", "Read", "catch_up", "counter",
@@ -20,19 +21,19 @@ __all__ = [
 MetricsRegistry = CollectorRegistry
 CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
 
-_PROCESS = CollectorRegistry()  # what every page of this process shows besides its own
+_PROCESS = CollectorRegistry()  # shown on every page of this process
 _unwritten = Counter(
     "holdfast_unwritten",
     "Writes of this process's own log, record or journal that failed (a full disk)",
     ["what"],
     registry=_PROCESS,
 )
-for _what in ("log", "record", "journal"):  # shown from the start, for alerts
+for _what in ("log", "record", "journal"):  # exported from the start, for alerts
     _unwritten.labels(_what)
 
 
 def page(registry: CollectorRegistry) -> bytes:
-    """The text that a scrape gets."""
+    """Return the text of a scrape."""
     for kind, total in UNWRITTEN.totals.items():
         catch_up(_unwritten.labels(kind), total)
     return generate_latest(registry) + generate_latest(_PROCESS)
@@ -46,15 +47,13 @@ def catch_up(counter: Counter, total: float) -> None:
 
 
 class Read:
-    """Families that are made when somebody scrapes, from what is counted or kept elsewhere: whoever is not there any
-    more has no line."""
+    """A collector that calls `read` at each scrape, so that series of removed objects disappear."""
 
     def __init__(self, read: Callable[[], Iterable[Metric]], registry: CollectorRegistry) -> None:
         self._read = read
         registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
-        """Asked by a scrape."""
         return self._read()
 
 
@@ -63,16 +62,16 @@ Values = TypeVar("Values", bound=Labels)
 
 
 def gauge(name: str, text: str, labels: Labels, samples: Mapping[Values, float]) -> Metric:
-    """Values by label values."""
-    family = GaugeMetricFamily(name, text, labels=labels)
-    for values, value in samples.items():
-        family.add_metric(values, value)
-    return family
+    """Return a gauge with a value for each tuple of label values."""
+    return _family(GaugeMetricFamily(name, text, labels=labels), samples)
 
 
 def counter(name: str, text: str, labels: Labels, samples: Mapping[Values, float]) -> Metric:
-    """Totals by label values; `_total` is put behind the name."""
-    family = CounterMetricFamily(name, text, labels=labels)
+    """Return a counter with a total for each tuple of label values; `_total` is appended to the name."""
+    return _family(CounterMetricFamily(name, text, labels=labels), samples)
+
+
+def _family(family: GaugeMetricFamily | CounterMetricFamily, samples: Mapping[Values, float]) -> Metric:
     for values, value in samples.items():
         family.add_metric(values, value)
     return family
@@ -81,7 +80,7 @@ def counter(name: str, text: str, labels: Labels, samples: Mapping[Values, float
 def histogram(
     name: str, text: str, labels: Labels, bounds: Sequence[float], samples: Mapping[Values, tuple[Sequence[int], float]]
 ) -> Metric:
-    """Of each, the count per bucket (one more than there are bounds), and the sum."""
+    """Return a histogram. Each sample has a count per bucket (one more than there are bounds), and the sum."""
     family = HistogramMetricFamily(name, text, labels=labels)
     names = [*map(str, bounds), "+Inf"]
     for values, (counts, total) in samples.items():
@@ -91,8 +90,8 @@ def histogram(
 
 
 def merged(pages: Mapping[str, bytes], label: str) -> bytes:
-    """Several processes' pages as one: every sample says whose it is by `label`, every family stands there once."""
-    families: dict[str, tuple[list[str], list[str]]] = {}  # its comments, its samples
+    """Return several processes' pages as one: `label` tells each sample's process, and each family appears once."""
+    families: dict[str, tuple[list[str], list[str]]] = {}  # comments, samples
     for name, page in pages.items():
         pair = '{}="{}"'.format(label, name.replace("\\", r"\\").replace('"', r"\""))
         family: tuple[list[str], list[str]] = ([], [])
@@ -108,7 +107,7 @@ def merged(pages: Mapping[str, bytes], label: str) -> bytes:
 
 
 def _labelled(sample: str, pair: str) -> str:
-    """A name ends at its labels or, where it has none, at its value."""
+    """Return the sample line with the label pair added."""
     name, brace, rest = sample.partition("{")
     if brace and " " not in name:
         return f"{name}{{{pair},{rest}"

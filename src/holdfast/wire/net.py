@@ -1,8 +1,7 @@
-"""The real network: asyncio sockets behind the `core.ports.Network` port.
+"""Implements the `core.ports.Network` port with asyncio sockets.
 
-Every TCP connection of ours is tuned, whoever opened it: small writes leave at once (facts 11), and a peer whose
-machine is gone is noticed in 20 s. A stopped process's kernel still answers the probes, a vanished host does not: so a
-connection ends with its host, and not because a process was frozen.
+Every TCP connection is tuned on both sides: small writes leave at once (facts 11), and a vanished host is detected in
+20 s. The kernel of a frozen process still answers keepalive probes, so a connection to it stays open.
 """
 
 from __future__ import annotations
@@ -13,39 +12,49 @@ import contextlib
 import errno
 import fcntl
 import os
+import random
 import socket
 import termios
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from holdfast.core.address import Address, TcpAddress, UnixAddress
-from holdfast.core.ports import Listener, ProtocolFactory
+from holdfast.core.ports import Listener, ProtocolFactory, SystemClock, World
 from holdfast.wire.accepting import SocketListener
 
-# The state of a connection that the other side has reset, first byte of TCP_INFO.
+# State of a connection that the peer has reset: first byte of TCP_INFO.
 _TCP_CLOSE = 7
-# A burst of connects during a restart waits here instead of being refused.
+# Large enough that a burst of connects during a restart waits instead of being refused.
 BACKLOG = 1024
 
-# Probes after 5 s of silence, every 5 s, three of them.
+# TCP keepalive: three probes, every 5 s, after 5 s of silence.
 IDLE_S = 5
 INTERVAL_S = 5
 PROBES = 3
-# What is sent and not acknowledged is given up as soon as unanswered probes would be: there are no probes meanwhile.
+# Unacknowledged data ends a connection after the same time: the kernel sends no probes meanwhile.
 USER_TIMEOUT_MS = (IDLE_S + INTERVAL_S * PROBES) * 1000
 
-# Below this nobody is looked at: the memory does not matter, and whether the peer lives is for others to judge. A peer
-# that takes nothing of what waits above it for so long is never going to.
+# With fewer unsent bytes a peer is not watched: the memory does not matter, and health checks judge the peer. With
+# more, a peer that reads nothing for `UNSENT_S` is given up.
 UNSENT_BYTES_MAX = 32 * 1024 * 1024
 UNSENT_S = 5.0
-LOOKS = 10  # in that time
+LOOKS = 10  # checks in that time
 
 
 class CannotListenError(OSError):
-    """An address that cannot be listened on (`filename`); the kernel's number and words for why."""
+    """The address in `filename` cannot be listened on; it carries the kernel's error number and text."""
+
+
+@contextlib.contextmanager
+def naming(address: Address) -> Iterator[None]:
+    """Raise CannotListenError for an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise CannotListenError(error.errno, error.strerror or str(error), str(address)) from error
 
 
 class SocketNetwork:
-    """Sockets of this machine."""
+    """The network of this machine."""
 
     async def connect(self, address: Address, factory: ProtocolFactory, timeout_s: float) -> asyncio.Transport:
         loop = asyncio.get_running_loop()
@@ -58,21 +67,16 @@ class SocketNetwork:
         return transport
 
     async def listen(self, address: Address, factory: ProtocolFactory, *, share_port: bool = False) -> Listener:
-        try:
-            return await self._listen(address, factory, share_port)
-        except OSError as error:
-            raise CannotListenError(error.errno, error.strerror or str(error), str(address)) from error
-
-    async def _listen(self, address: Address, factory: ProtocolFactory, share_port: bool) -> Listener:
-        if isinstance(address, UnixAddress):
-            return SocketListener(address, [_unix_socket(address.path)], factory)
-        sockets = await _tcp_sockets(address, share_port)
-        port = sockets[0].getsockname()[1]
-        return SocketListener(TcpAddress(address.host, port), sockets, factory)
+        with naming(address):
+            if isinstance(address, UnixAddress):
+                return SocketListener(address, [unix_socket(address.path)], factory)
+            sockets = await _tcp_sockets(address, share_port)
+            port = sockets[0].getsockname()[1]
+            return SocketListener(TcpAddress(address.host, port), sockets, factory)
 
 
 def is_free(address: TcpAddress) -> bool:
-    """Whether nobody listens there; what else speaks against listening is told when somebody does."""
+    """Return False if the address is in use. Other errors are left to the later `listen`."""
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -83,7 +87,8 @@ def is_free(address: TcpAddress) -> bool:
     return True
 
 
-def _unix_socket(path: str) -> socket.socket:
+def unix_socket(path: str) -> socket.socket:
+    """Return a listening socket that this user's processes alone may connect to."""
     _remove_dead_socket(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -97,7 +102,7 @@ def _unix_socket(path: str) -> socket.socket:
 
 
 async def _tcp_sockets(address: TcpAddress, share_port: bool) -> list[socket.socket]:
-    """One for each address that the host has. `::` is everyone, IPv4 too."""
+    """Return a listening socket for each of the host's addresses. `::` includes IPv4."""
     found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     dual = address.host == "::" and socket.has_dualstack_ipv6()
     sockets: list[socket.socket] = []
@@ -116,8 +121,8 @@ async def _tcp_sockets(address: TcpAddress, share_port: bool) -> list[socket.soc
 
 
 def tune(transport: asyncio.BaseTransport, *, may_pause: bool = False) -> None:
-    """Make a connection ours; on a Unix socket there is nothing to do. A peer that `may_pause` its reading (a person's
-    client) is not given up for it: the kernel counts what a full window holds back as not acknowledged."""
+    """Set the options of a TCP connection; do nothing for a Unix socket. `may_pause`: the peer may stop reading for a
+    while (a user's client), so TCP_USER_TIMEOUT is not set: the kernel applies it to a full window, too."""
     sock = transport.get_extra_info("socket")
     if sock is not None:
         tune_socket(sock, may_pause=may_pause)
@@ -136,7 +141,7 @@ def tune_socket(sock: socket.socket, *, may_pause: bool = False) -> None:
 
 
 def tuned_socket(family: int, kind: int, protocol: int) -> socket.socket:
-    """For libraries that open their own connections."""
+    """Return a tuned socket, for libraries that open their own connections."""
     sock = socket.socket(family, kind, protocol)
     sock.setblocking(False)
     tune_socket(sock)
@@ -144,7 +149,7 @@ def tuned_socket(family: int, kind: int, protocol: int) -> socket.socket:
 
 
 class Outgoing:
-    """What was written to a transport, and whether the other side takes it. `written` is counted by whoever writes."""
+    """Measures whether the peer reads what is written to a transport. The writer adds to `written`."""
 
     __slots__ = ("_since_s", "_taken", "written")
 
@@ -154,20 +159,22 @@ class Outgoing:
         self._since_s = 0.0
 
     def stalled_s(self, transport: asyncio.Transport, now_s: float) -> float:
-        """For how long, by the looks taken here, nothing was taken of what waits; 0 where nothing waits."""
+        """Return for how long, as seen by successive calls, the peer has taken nothing; 0 if nothing is unsent."""
         waiting = transport.get_write_buffer_size()
         if not waiting:
             return 0.0
-        taken = self.written - waiting - _kernel_bytes(transport)
+        # Include the kernel's unacknowledged bytes: a slow reader's progress shows there first, because the transport's
+        # buffer shrinks only in large steps.
+        taken = self.written - waiting - _queue_bytes(transport, termios.TIOCOUTQ)
         if taken != self._taken:
             self._taken, self._since_s = taken, now_s
         return now_s - self._since_s
 
 
 class Unread:
-    """Writes to one connection; `gives_up` is called with the reason, once, if its peer takes nothing for too long. How
-    much is sent at once is no reason: a burst may be large, and a peer on a slow or busy machine may be far behind and
-    catch up. One that takes nothing at all is stopped or gone."""
+    """The writer of one connection. It calls `gives_up` once, with the reason, if the peer reads nothing for too long.
+    The amount of unsent data alone is no reason: a burst may be large, and a slow peer may catch up. A peer that reads
+    nothing is stopped or gone."""
 
     def __init__(self, gives_up: Callable[[str], None]) -> None:
         self._gives_up = gives_up
@@ -176,7 +183,7 @@ class Unread:
         self._looking = False
 
     def write(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Send, and look after it while much is unsent."""
+        """Send; watch the peer while more than `UNSENT_BYTES_MAX` is unsent."""
         self._outgoing.written += len(data)
         transport.write(data)
         if not self._looking and transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
@@ -192,14 +199,8 @@ class Unread:
             self._loop.call_later(UNSENT_S / LOOKS, self._look, transport)
 
 
-def _kernel_bytes(transport: asyncio.BaseTransport) -> int:
-    """What the kernel holds that the other side has not acknowledged. A slow reader shows here first: the kernel takes
-    more from us only in large steps."""
-    return _queue_bytes(transport, termios.TIOCOUTQ)
-
-
 def has_unread(transport: asyncio.BaseTransport) -> bool:
-    """Whether the other side has said something that nobody here has read yet."""
+    """Return True if the kernel holds received bytes that were not read yet."""
     return _queue_bytes(transport, termios.FIONREAD) > 0
 
 
@@ -214,7 +215,8 @@ def _queue_bytes(transport: asyncio.BaseTransport, queue: int) -> int:
 
 
 def is_reset(transport: asyncio.BaseTransport) -> bool:
-    """Whether the other side has ended a connection that nobody reads from, and so nobody hears of its end."""
+    """Return True if the peer has reset the connection. For connections that are not read, where nothing else shows
+    it."""
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return False
@@ -222,7 +224,8 @@ def is_reset(transport: asyncio.BaseTransport) -> bool:
 
 
 def _remove_dead_socket(path: str) -> None:
-    """A socket file nobody listens on is left over from a crash; one with a listener is another server's."""
+    """Remove a socket file without a listener, left over from a crash; raise OSError if another server listens on
+    it."""
     if not os.path.exists(path):
         return
     probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -235,3 +238,8 @@ def _remove_dead_socket(path: str) -> None:
     finally:
         probe.close()
     raise OSError(98, f"{path} is in use by another process")
+
+
+def real_world(rng: random.Random | None = None) -> World:
+    """Return real sockets, system clocks, and `rng` or else a generator seeded by the system."""
+    return World(SocketNetwork(), SystemClock(), rng or random.Random())

@@ -1,1 +1,1 @@
-"""The worker process: hosts an engine, serves its streams, beats, drains."""
+"""The worker process hosts an engine, serves its streams, sends heartbeats, and drains."""

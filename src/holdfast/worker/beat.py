@@ -1,11 +1,11 @@
-"""The worker's heartbeat, sent from a thread of its own over sockets of its own (facts 31a).
+"""The worker's heartbeat, sent from a separate thread over separate sockets (facts 31a).
 
-Plain threads, sockets and `time.monotonic` here on purpose, against the habit of the other shells: on a machine
-with 64 busy processes a beat from the event loop came 2.0 s late, from a thread of its own 0.23 s; and a beat
-must go out while the event loop is busy or stuck, because telling that apart from death is what it is for.
+This module uses threads, sockets and `time.monotonic` directly, unlike the rest of the worker. On a machine with 64
+busy processes a beat from the event loop came 2.0 s late, from a separate thread 0.23 s. A beat must also go out while
+the event loop is busy or wedged: its purpose is to tell that apart from death.
 
-Always true: the thread wakes at least every 0.2 s, work or no work (the observer's probe counts on it); no
-observer can make it wait; a beat says only what is so at the moment it is sent.
+Always true: the thread wakes at least every 0.2 s, also without work (the observer's probe relies on it); no observer
+can make it wait; a beat is built from the progress at that moment.
 """
 
 from __future__ import annotations
@@ -23,52 +23,95 @@ from typing import Protocol
 
 from holdfast.core.address import Address, TcpAddress, UnixAddress
 from holdfast.core.errors import Code
-from holdfast.core.procfs import read_thread
+from holdfast.core.procfs import ThreadTimes, read_thread
 from holdfast.engines.contract import Progress
 from holdfast.health.watcher import own_identity
 from holdfast.wire.accepting import SHARE_OF_PAGES, places
 from holdfast.wire.frames import FrameError, FrameSplitter, encode
 from holdfast.wire.messages import VERSION, Beat, Failing, Hello, ProcessIdentity, Refused, Welcome, decode_to_worker
-from holdfast.wire.net import CannotListenError, tune_socket
-from holdfast.worker.stuck import BEAT_S, StuckMeter
+from holdfast.wire.net import naming, tune_socket, unix_socket
 
+BEAT_S = 0.2  # between two ticks of the thread
 IDLE_BEAT_S = 1.0
 # Frontends and a supervisor watch a worker; more than this is a leak somewhere.
 OBSERVERS_MAX = 64
-# A greeting is tens of bytes, sent at once; who sends more or takes longer is not an observer.
+# A greeting is tens of bytes, sent at once; a peer that sends more or takes longer is not an observer.
 HELLO_BYTES_MAX = 4096
 HELLO_WAIT_S = 5.0
-# A few seconds of beats: an observer that is further behind than that is dropped, and connects anew when it runs.
+# A few seconds of beats: an observer that is further behind than that is dropped, and connects again when it runs.
 SEND_BUFFER_BYTES = 16 * 1024
-# Out of descriptors the listener stays readable: rest a moment instead of spinning, well within a beat.
+# Without free descriptors the listener stays readable: sleep instead of spinning, much shorter than a beat.
 ACCEPT_REST_S = 0.02
 # The thread wakes at once when asked to stop and has nothing slow to finish.
 STOP_WAIT_S = 2.0
 
 
-class Beats(Protocol):
-    """What sends a worker's beats. The real one is `BeatThread`."""
+class StuckMeter:
+    """Measures how long the engine has had work without a step, less the time its thread waited for a CPU.
 
-    late_s: float  # a chaos fault: a beat goes out so much after it was made
+    Pure; sampled at every tick. A thread that spins (in a GPU wait that never ends) uses CPU: its engine is wedged. A
+    thread that is runnable but gets no CPU is starved: its engine is not wedged (facts 24, 31). Without schedstat all
+    time counts.
+    """
+
+    __slots__ = ("_at", "_steps", "_stuck_s", "_thread", "_times", "_worked")
+
+    def __init__(self) -> None:
+        self._at = 0.0
+        self._steps = -1
+        self._worked = False
+        self._thread: tuple[int, int] | None = None
+        self._times: ThreadTimes | None = None
+        self._stuck_s = 0.0
+
+    def sample(self, now: float, progress: Progress, times: ThreadTimes | None) -> float:
+        """Take one sample; return `stuck_ms`."""
+        works = progress.running + progress.waiting > 0
+        if not works or not self._worked or progress.steps != self._steps:
+            self._stuck_s = 0.0
+        else:
+            # If this thread overslept, the excess is not counted: the thread was starved, and probably the engine too.
+            gap_s = now - self._at
+            same = progress.thread == self._thread
+            counted_s = min(gap_s, 1.25 * BEAT_S) if same else 0.0
+            self._stuck_s += max(0.0, counted_s - self._waited_s(gap_s, times))
+        self._at, self._steps, self._worked = now, progress.steps, works
+        self._thread, self._times = progress.thread, times
+        return self._stuck_s * 1000
+
+    def _waited_s(self, gap_s: float, times: ThreadTimes | None) -> float:
+        last = self._times
+        if times is None or last is None:
+            return 0.0
+        # The kernel adds a wait to run_delay when it ends; an unfinished wait shows as runnable without new CPU time.
+        if times.state == "R" and times.cpu_ns == last.cpu_ns:
+            return gap_s
+        return (times.run_delay_ns - last.run_delay_ns) / 1e9
+
+
+class Beats(Protocol):
+    """The sender of a worker's beats; `BeatThread` outside of tests."""
+
+    late_s: float  # a chaos fault: the delay between making a beat and sending it
 
     @property
     def address(self) -> Address:
-        """Where it listens, with the port that was picked."""
+        """Return where it listens, with the port that was picked."""
 
     @property
     def identity(self) -> ProcessIdentity:
-        """Who beats, for observers on the same machine."""
+        """Return the identity of this process, for observers on the same machine."""
 
     def start(self) -> None: ...
 
     def set_welcome(self, welcome: Welcome) -> None:
-        """Who this worker is; observers that come before this is known are asked to come again."""
+        """Set the answer to an observer's Hello; observers that connect before this is set are refused for now."""
 
     def say_last(self, why: str) -> None:
-        """Tell everybody why this process exits now; from any thread, and without waiting for anybody."""
+        """Tell every observer why this process exits now. Callable from any thread; does not wait."""
 
     def stop(self) -> bool:
-        """Close every connection; False if it did not end in time."""
+        """Close every connection; return False if the sender did not end in time."""
 
 
 MakeBeats = Callable[[Address, Callable[[], Progress]], Beats]
@@ -84,7 +127,8 @@ class _Observer:
 
 
 class BeatThread:
-    """Beats to whoever connects and says hello. `start` binds (and raises what binding raises); `stop` is bounded."""
+    """Sends beats to every observer that has connected and sent a Hello. `start` binds the socket and raises OSError if
+    that fails; `stop` is bounded."""
 
     def __init__(self, address: Address, progress: Callable[[], Progress]) -> None:
         self._wanted = address
@@ -96,11 +140,11 @@ class BeatThread:
         self._meter = StuckMeter()
         self._count = 0
         self.late_s = 0.0
-        self._due: deque[tuple[float, bytes]] = deque()  # due when; as many as `late_s` makes
+        self._due: deque[tuple[float, bytes]] = deque()  # beats with their send times; more than one only if `late_s`
         self._sent_at = 0.0
         self._last: Progress | None = None  # as last sent
         self._newcomer = False
-        # A daemon, so that a worker that ends by an exception is not kept by its own heartbeat.
+        # A daemon thread: a worker that ends by an exception must not be kept alive by its heartbeat.
         self._thread = threading.Thread(target=self._run, name="beat", daemon=True)
 
     def __repr__(self) -> str:
@@ -128,7 +172,7 @@ class BeatThread:
     def say_last(self, why: str) -> None:
         for observer in [o for o in list(self._observers) if o.greeted]:
             with contextlib.suppress(OSError):
-                observer.sock.send(encode(Failing(why)))  # a frame this small goes whole, whoever else sends
+                observer.sock.send(encode(Failing(why)))  # small enough to be sent whole, even if `_send` runs now
 
     def stop(self) -> bool:
         self._stopping = True
@@ -144,7 +188,7 @@ class BeatThread:
                 now = time.monotonic()
                 if now >= tick_at:
                     self._tick(now)
-                    # A late tick is not made up for: two at once would say nothing more.
+                    # Do not catch up after a late tick: a second beat at once would tell nothing new.
                     tick_at = tick_at + BEAT_S if tick_at + BEAT_S > now else now + BEAT_S
                 for key, _ in self._selector.select(max(0.0, tick_at - time.monotonic())):
                     if key.fileobj is self._listener:
@@ -183,13 +227,14 @@ class BeatThread:
         self._send_due(now)
 
     def _send_due(self, now: float) -> None:
-        while self._due and (self._due[0][0] <= now or self.late_s == 0.0):  # not late any more: nor is what waits
+        while self._due and (self._due[0][0] <= now or self.late_s == 0.0):  # fault cleared: send all delayed beats
             beat = self._due.popleft()[1]
             for observer in [o for o in self._observers if o.greeted]:
                 self._send(observer, beat)
 
     def _is_news(self, progress: Progress) -> bool:
-        """Work is there, or was when we last beat: an observer that was told of work waits only 0.5 s for the next."""
+        """Return whether a beat is due now: there is work, or the last beat reported work (an observer then waits only
+        0.5 s for the next beat), or steps or load changed."""
         last = self._last
         if last is None or progress.running + progress.waiting > 0:
             return True
@@ -225,7 +270,7 @@ class BeatThread:
             data = b""
         observer.received_bytes += len(data)
         if not data or observer.greeted or observer.received_bytes > HELLO_BYTES_MAX:
-            self._drop(observer)  # it left, or it talks where there is nothing to say
+            self._drop(observer)  # it left, or it sent something besides its Hello
             return
         try:
             frames = observer.splitter.feed(data)
@@ -253,7 +298,7 @@ class BeatThread:
     def _send(self, observer: _Observer, data: bytes) -> None:
         try:
             sent = observer.sock.send(data)
-        except OSError:  # among them BlockingIOError: it does not read
+        except OSError:  # includes BlockingIOError: the observer does not read
             sent = 0
         if sent < len(data):
             self._drop(observer)
@@ -276,24 +321,15 @@ class BeatThread:
 
 
 def _listen(address: Address) -> tuple[socket.socket, Address]:
-    """A listening socket and where it ended up."""
-    try:
-        return _bind(address)
-    except OSError as error:
-        raise CannotListenError(error.errno, error.strerror or str(error), str(address)) from error
-
-
-def _bind(address: Address) -> tuple[socket.socket, Address]:
-    if isinstance(address, TcpAddress):
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        sock = socket.create_server((address.host, address.port), family=family, backlog=OBSERVERS_MAX)
-        bound: Address = TcpAddress(address.host, sock.getsockname()[1])
-    else:
-        sock, bound = socket.socket(socket.AF_UNIX), address
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(address.path)  # the path names one worker's beat: what lies there is a dead predecessor's
-        sock.bind(address.path)
-        os.chmod(address.path, 0o600)
-        sock.listen(OBSERVERS_MAX)
+    """Return a listening socket and its address."""
+    with naming(address):
+        if isinstance(address, TcpAddress):
+            family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+            sock = socket.create_server((address.host, address.port), family=family, backlog=OBSERVERS_MAX)
+            address = TcpAddress(address.host, sock.getsockname()[1])
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(address.path)  # each worker has its own path: this file is left from a dead process
+            sock = unix_socket(address.path)
     sock.setblocking(False)
-    return sock, bound
+    return sock, address

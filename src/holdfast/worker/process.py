@@ -1,8 +1,11 @@
-"""The worker process: load an engine, be found, serve, and leave without losing a stream.
+"""The worker process: loads an engine, registers in the store, serves, and exits without losing a stream.
 
-Order, always: listen → engine loads → beats and welcome are ready → register. And at the end: tell frontends in-band,
-hand streams back, withdraw the keys, flush, stop. Leaving takes at most its `drain_s`. A worker with a
-standby lives by `worker.shadow`, which uses the same parts in another order.
+Always true:
+
+- Start: listen → load the engine → prepare beats and welcome → register.
+- Exit, within `drain_s`: tell the frontends on their connections, hand streams back, delete the keys, flush, stop.
+
+`worker.failover_worker` runs a worker that has a standby, with the same parts in another order.
 """
 
 from __future__ import annotations
@@ -11,49 +14,165 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import asdict, replace
 from typing import Any
 
 import msgspec
 
 from holdfast import __version__
 from holdfast.core.address import parse_address
-from holdfast.core.ports import Listener, World
-from holdfast.core.unwritten import UNWRITTEN
-from holdfast.discovery.card import ModelCard, encode_card
+from holdfast.core.errors import UserError
+from holdfast.core.log_files import UNWRITTEN
+from holdfast.core.ports import Listener, Network, World
+from holdfast.core.tasks import Tasks
+from holdfast.discovery.card import ModelCard
 from holdfast.discovery.keys import (
     CARDS,
     INSTANCES,
     LOADINGS,
+    STANDBYS,
     InstanceKey,
     InstanceRecord,
     LoadingRecord,
-    encode_loading,
-    encode_record,
+    decode_record,
+    parse_key,
 )
 from holdfast.engines.contract import Engine, Progress
 from holdfast.failover import lifecycle
 from holdfast.failover.lifecycle import Ended, EndpointProblem, Lifecycle, Loaded, StandDown, State
 from holdfast.spec.launch import WorkerLaunch
-from holdfast.store.contract import Registration, Store
+from holdfast.store.contract import Registration, Snapshot, Store
 from holdfast.wire.http.server import HttpServer
 from holdfast.wire.messages import VERSION, ProcessIdentity, Reload, Reloaded, StepDown, Welcome
+from holdfast.wire.worker_connection import WorkerConnection
+from holdfast.worker.admin_actions import Actions, AdminActions, admin_refusal
 from holdfast.worker.beat import Beats, MakeBeats
-from holdfast.worker.levers import Actions, Levers, refusal
-from holdfast.worker.renewal import RIGHT, Renewal
-from holdfast.worker.session import SHOWN_CHARS_MAX
-from holdfast.worker.sessions import Sessions
-from holdfast.worker.standbys import has_standby
-from holdfast.worker.status import StatusPage
+from holdfast.worker.sessions import SHOWN_CHARS_MAX, Sessions
+from holdfast.worker.status import WorkerStatusPage
+
+LOOK_S = 2.0  # for the store and for all standbys together; streams may be waiting
+CONNECT_S = 0.5  # a standby is idle, so it answers quickly
+# An admin action must answer within its bound (60 s), even if a load takes longer.
+ANSWER_S = 50.0
+RIGHT = (
+    "the weights are as they were written: if its answers are wrong, its process or its device computes wrongly; "
+    "restart the engine, and if the next process is wrong too, replace the device"
+)
+ENDPOINT = "generate"
 
 log = logging.getLogger("holdfast.worker")
 
-ENDPOINT = "generate"
+
+async def has_standby(store: Store, network: Network, me: InstanceKey, group: str) -> bool:
+    """Return whether an engine of this group, other than `me`, is ready to take over; within `LOOK_S`.
+
+    The store lists the standbys, but a key can outlive its process by a lease. So each is asked over a connection, and
+    counts only if it answers that it is a standby of this group. Return False if time runs out: an engine that may
+    answer wrongly then continues to serve, which does less harm than exiting without a successor."""
+    try:
+        async with asyncio.timeout(LOOK_S):
+            for key, record in await _listed(store, me, group):
+                if await _stands_by(network, key, record, group):
+                    return True
+    except TimeoutError:
+        pass
+    return False
+
+
+async def _listed(store: Store, me: InstanceKey, group: str) -> list[tuple[InstanceKey, InstanceRecord]]:
+    """Return the standbys of this group in the store, except `me`."""
+    found: list[tuple[InstanceKey, InstanceRecord]] = []
+    async with contextlib.aclosing(store.watch(f"{STANDBYS}{me.namespace}/")) as watch:
+        async for event in watch:
+            if not isinstance(event, Snapshot):
+                continue
+            for path, value in event.items.items():
+                key = parse_key(STANDBYS, path)
+                with contextlib.suppress(ValueError):
+                    record = decode_record(value)
+                    if key is not None and key != me and record.group == group:
+                        found.append((key, record))
+            break
+    return found
+
+
+async def _stands_by(network: Network, key: InstanceKey, record: InstanceRecord, group: str) -> bool:
+    connection = WorkerConnection("a leader of its group")
+    try:
+        await network.connect(parse_address(record.address), lambda: connection, CONNECT_S)
+        welcome = await connection.welcome(CONNECT_S)
+    except (OSError, ValueError):
+        return False
+    finally:
+        connection.abort()
+    return (welcome.instance, welcome.group) == (key.instance, group) and not (welcome.active or welcome.asleep)
+
+
+class Renewal:
+    """Verifies the weights of an engine that may answer wrongly, and loads them again if they are damaged.
+
+    The control process quarantines a worker that answered wrongly, together with its weights:
+
+    - If the weights differ from what was written, a new load with a larger number makes the worker usable again.
+    - If they do not, the process or its device computes wrongly and a load would not help. The control process learns
+      this from the answer, clears the weights of suspicion and lets the standby take over.
+
+    Always true: only `reload` loads intact weights again; one renewal runs at a time, and further callers wait for it.
+
+    `renew(reason)` loads the engine's weights again and returns when it serves; `refusing` returns why that is not
+    possible now."""
+
+    def __init__(self, engine: Engine, renew: Callable[[str], Awaitable[None]], refusing: Callable[[], str]) -> None:
+        self._engine = engine
+        self.renew = renew
+        self._refusing = refusing
+        self._tasks = Tasks("renewal")
+        self._under_way: asyncio.Task[str] | None = None
+
+    @property
+    def load(self) -> int:
+        return self._engine.progress().load
+
+    async def verify(self, load: int = 0) -> str:
+        """Verify the weights and load them again if they differ; do nothing if the load number is above `load`."""
+        if load and self.load > load:
+            return f"they were loaded again before: load {self.load}"
+        return await self._once(always=False)
+
+    async def reload(self) -> str:
+        """Load the weights again, damaged or not."""
+        return await self._once(always=True)
+
+    async def close(self) -> None:
+        await self._tasks.stop()
+
+    async def _once(self, *, always: bool) -> str:
+        under_way = self._under_way
+        if under_way is None or under_way.done():
+            if why := self._refusing():
+                raise UserError(f"{why}; weights are verified and loaded by the one of its group that serves")
+            under_way = self._under_way = self._tasks.spawn(self._work(always=always), "renew")
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await asyncio.shield(under_way)
+        except TimeoutError:
+            return f"still under way after {ANSWER_S:g} s"
+
+    async def _work(self, *, always: bool) -> str:
+        wrong = await self._engine.verify()
+        if not (wrong or always):
+            log.warning("asked to verify: %s", RIGHT)
+            return RIGHT
+        why = f"the weights are damaged: {wrong}" if wrong else "asked to load the weights again"
+        log.warning("%s; loading them again", why)
+        before = self.load
+        await self.renew(why)
+        return f"{why}; loaded again, load {before} -> {self.load}"
 
 
 class Worker:
-    """One engine, served."""
+    """A process that serves one engine."""
 
     def __init__(
         self,
@@ -69,7 +188,7 @@ class Worker:
         self._engine = engine
         self._card = card
         self.settings = settings
-        self._group = settings.group if settings.lock else ""  # without a lock nobody takes over
+        self._group = settings.group if settings.lock else ""  # without a lock there is no takeover
         self._store = store
         self._network = world.network
         self.clock = world.clock
@@ -78,24 +197,24 @@ class Worker:
         # 48 random bits: unique without coordination, and short enough to read aloud.
         self.key = InstanceKey(settings.namespace(), settings.component, ENDPOINT, world.rng.getrandbits(48))
         self.welcome: Welcome | None = None
-        self.doubt = ""  # why its answers may be wrong, though it serves
+        self.doubt = ""  # why its answers may be wrong while it serves
         self.is_asleep: Callable[[], bool] = lambda: False
         self.is_proving: Callable[[], bool] = lambda: False
         self.artefacts = {hashlib.sha256(tokenizer).hexdigest(): tokenizer}
-        self.life = Lifecycle(shadow=bool(self._group), wake_s=settings.place.wake_s, entered_s=self._loop.time())
+        self.life = Lifecycle(failover=bool(self._group), wake_s=settings.place.wake_s, entered_s=self._loop.time())
         self.sessions = Sessions(engine, self)
         self._registrations: dict[str, Registration] = {}
         self._listener: Listener | None = None
         self._beats: Beats | None = None
         self._not_taken = ""
         self.more_facts: Callable[[], dict[str, Any]] = dict
-        self.step_down: Callable[[str, bool], None] | None = None  # of one that has a standby
-        self.levers = Levers()
+        self.step_down: Callable[[str, bool], None] | None = None  # set if the worker has a group
+        self.admin = AdminActions()
         self.renewal = Renewal(engine, self._renew_alone, lambda: self.refusing)
         self.actions: Actions = {"verify": self.renewal.verify, "reload": self.renewal.reload}
         clocks = self._loop.time, world.clock.unix_s
-        self.page = StatusPage(
-            self.facts, lambda: self.life, *clocks, settings=settings, actions=self.actions, levers=self.levers
+        self.page = WorkerStatusPage(
+            self.facts, lambda: self.life, *clocks, settings=settings, actions=self.actions, admin=self.admin
         )
         self._status = HttpServer(self.page.handle, world.network)
         self._status_at = ""
@@ -122,8 +241,8 @@ class Worker:
     async def opened(self) -> AsyncIterator[None]:
         """Listen for probes and frontends; close everything at the end."""
         if self.settings.status_address:
-            wished, or_any = parse_address(self.settings.status_address), self.settings.status_any
-            self._status_at = str(await self._status.start(wished, or_any=or_any))
+            address, or_any = parse_address(self.settings.status_address), self.settings.status_any
+            self._status_at = str(await self._status.start(address, or_any=or_any))
         self._listener = await self._network.listen(parse_address(self.settings.address), self.sessions.connection)
         try:
             yield
@@ -132,20 +251,20 @@ class Worker:
             await self._engine.stop()
             if self._beats is not None:
                 self._beats.stop()
-            await self.levers.close()
+            await self.admin.close()
             await self.renewal.close()
             self._status.close()
 
     def step(self, event: lifecycle.Event) -> None:
-        """The lifecycle goes on; every transition is logged and counted."""
+        """Step the lifecycle; log and count every transition."""
         self.life, effects = lifecycle.step(self.life, event, self._loop.time())
         for effect in effects:
             why = f": {effect.reason}" if effect.reason else ""
             log.info("%s -> %s after %.3f s%s", effect.before, effect.after, effect.duration_s, why)
-            self.page.entered(effect)
+            self.page.entered()
 
     def introduce(self, *, active: bool, epoch: int = 0) -> None:
-        """What whoever connects is told from now on."""
+        """Set the welcome that a peer gets when it connects."""
         if self._beats is None:
             self._beats = self._make_beats(parse_address(self.settings.beat_address), self._progress)
             self._beats.start()
@@ -178,7 +297,7 @@ class Worker:
         )
 
     def delay_beats(self, late_s: float) -> None:
-        """A chaos fault."""
+        """Send beats late: a chaos fault."""
         if self._beats is not None:
             self._beats.late_s = late_s
 
@@ -186,7 +305,7 @@ class Worker:
         return replace(self._engine.progress(), tokens=self.sessions.made_total)
 
     def register(self, prefix: str) -> None:
-        """Stand in the store under `prefix` (an instance, or a standby), with the card."""
+        """Register in the store under `prefix` (an instance, or a standby), with the card."""
         assert self.welcome is not None, "introduce before register"
         assert self._listener is not None
         assert self._beats is not None
@@ -194,12 +313,12 @@ class Worker:
         addresses = str(reached_at(self._listener.address)), str(reached_at(self._beats.address))
         process, name = self.welcome.process.pid, self.settings.name
         record = InstanceRecord(*addresses, self._card.checksum(), process, name, self._group)
-        self._list({CARDS: encode_card(self._card), prefix: encode_record(record)})
+        self._list({CARDS: msgspec.json.encode(self._card), prefix: msgspec.json.encode(record)})
 
     def list_loading(self) -> None:
-        """Stand in the store as an engine that is loading, until `withdraw`: streams of its set wait for it."""
+        """Register in the store as loading, until `withdraw`: streams for its model wait for it meanwhile."""
         within_s = self.settings.place.load_s
-        self._list({LOADINGS: encode_loading(LoadingRecord(self.settings.name, self._card.checksum(), within_s))})
+        self._list({LOADINGS: msgspec.json.encode(LoadingRecord(self.settings.name, self._card.checksum(), within_s))})
 
     def _list(self, values: dict[str, bytes]) -> None:
         for where, value in values.items():
@@ -207,12 +326,10 @@ class Worker:
                 self._registrations[where] = self._store.register(where + self.key.path, value)
 
     async def has_standby(self) -> bool:
-        """Return whether another engine of this group is ready to take over, as far as can be found out within
-        `standbys.LOOK_S`."""
         return bool(self._group) and await has_standby(self._store, self._network, self.key, self._group)
 
     async def withdraw(self, prefix: str) -> None:
-        """Stand there no longer; what the store does not take in time ends with its lease."""
+        """Delete a registration; if the store does not answer in time, the key ends with its lease."""
         registration = self._registrations.pop(prefix, None)
         if registration is None:
             return
@@ -223,20 +340,19 @@ class Worker:
             log.warning("the store did not take our withdrawal in time; its lease will end")
 
     def hand_back(self, reason: str) -> None:
-        """Every stream goes back to its frontend, in-band and at once."""
         streams = self.sessions.streams
         self.sessions.hand_back(reason)
         log.info("handed back %d streams: %s", streams, reason)
 
     async def _renew_alone(self, why: str) -> None:
-        """Of a worker without a group: its streams go back, and it goes on with weights of another load."""
+        """Hand the streams back, load the weights again and serve on: the renewal of a worker without a group."""
         self.sessions.hand_back(why, drains=False)
         await self._engine.renew()
         self.introduce(active=True)
 
     async def leave(self) -> None:
-        """Withdraw, flush, and be over."""
-        await asyncio.gather(*map(self.withdraw, list(self._registrations)))  # at once: a store may be frozen
+        """Withdraw all registrations, send what is still queued for frontends, and end."""
+        await asyncio.gather(*map(self.withdraw, list(self._registrations)))  # concurrent: a store may be frozen
         if not await self.sessions.flushed(self.settings.drain_s / 2):
             log.warning("a frontend did not take the handed-back streams in time; it will see the connection end")
         self.step(Ended("left as asked"))
@@ -244,20 +360,23 @@ class Worker:
     # -- what sessions ask, and what the status page shows
 
     def asked_to_reload(self, message: Reload, uid: int | None, answer: Callable[[Reloaded], None]) -> None:
-        """As `POST /engine/verify`, by control."""
-        told = _Told(lambda outcome: answer(Reloaded(self.renewal.load, outcome, outcome == RIGHT)))
-        reason = message.reason[:SHOWN_CHARS_MAX]  # of anybody, as yet
-        if why := refusal(message.token.encode() or None, uid, self.settings.engine_token):
-            log.warning("asked to verify the weights (%s), by one who may not: %s", reason, why)
-            told.give(403, "error", why)
+        """Verify the weights for the control process, as `POST /engine/verify` does."""
+
+        def reply(status: int, word: str, outcome: str) -> None:
+            answer(Reloaded(self.renewal.load, outcome, outcome == RIGHT))
+
+        reason = message.reason[:SHOWN_CHARS_MAX]  # its sender is not checked yet
+        if why := admin_refusal(message.token.encode() or None, uid, self.settings.engine_token):
+            log.warning("asked to verify the weights (%s), by one that may not: %s", reason, why)
+            reply(403, "error", why)
             return
         log.warning("asked to verify the weights: %s", reason)
-        self.levers.pull("verify", lambda: self.renewal.verify(message.load), told)
+        self.admin.start("verify", lambda: self.renewal.verify(message.load), reply)
 
     def asked_to_step_down(self, message: StepDown, uid: int | None) -> None:
-        """By control: this process fails or answers wrongly, and its standby is ready."""
+        """Hand over to the standby, on the control process's request: this process fails or answers wrongly."""
         reason = message.reason[:SHOWN_CHARS_MAX]
-        why = refusal(message.token.encode() or None, uid, self.settings.engine_token)
+        why = admin_refusal(message.token.encode() or None, uid, self.settings.engine_token)
         if why or self.step_down is None:
             log.warning("asked to hand over (%s), and does not: %s", reason, why or "it has no standby")
             return
@@ -266,12 +385,13 @@ class Worker:
 
     @property
     def refusing(self) -> str:
-        """Why no work is taken now; empty: it is."""
+        """Return why the worker accepts no work now; "" if it does."""
         return "" if self.life.state is State.ACTIVE else f"it is {self.life.state} {self.life.reason}".rstrip()
 
     @property
     def proving(self) -> bool:
-        """Whether it has just taken over, and is about to show that what it took over is right."""
+        """Return True after a takeover, while the engine proves with a known question that what it took over is
+        right."""
         return self.is_proving()
 
     @property
@@ -286,13 +406,12 @@ class Worker:
 
     @property
     def where(self) -> dict[str, Any]:
-        """What is written down for those who look for this process."""
+        """Return the addresses at which this process can be reached, and its instance."""
         assert self._listener is not None
         address = str(self._listener.address)
         return {"address": address, "status": self._status_at, "instance": f"{self.key.instance:x}"}
 
     def facts(self) -> dict[str, Any]:
-        """What the status page shows."""
         progress = self._engine.progress()
         return {
             "status": self.status,
@@ -323,7 +442,7 @@ class Worker:
 
     @property
     def status(self) -> str:
-        """One word for people: a normal worker is "ready", one of a group says which part it has."""
+        """Return the status as one word: a normal worker is "ready", a worker of a group has its lifecycle's state."""
         state = self.life.state
         if state is State.INIT:
             return "starting"
@@ -334,13 +453,3 @@ class Worker:
 
     def __repr__(self) -> str:
         return f"<Worker {self.key.instance:x} {self._card.name} {self.status}, {self.sessions.streams} streams>"
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """What came of a lever that was pulled over the wire, in words."""
-
-    tell: Callable[[str], None]
-
-    def give(self, status: int, word: str, message: str) -> None:
-        self.tell(message)

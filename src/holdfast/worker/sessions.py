@@ -1,63 +1,310 @@
-"""All frontends' connections of a worker, and whose stream is whose.
+"""The connections from frontends to one worker, and the streams of each.
 
-Always true: one frame per frontend and engine step; a frontend that goes away takes its streams with it at once; a
-stream's number is the frontend's own, the engine sees another that is unique here. Who finds no place is turned away
-and told when there is one (`worker.shares`); a stream that ran before goes ahead of that line. A canary takes nobody's
-place and is in no count of what was done for clients.
+Always true:
+
+- The worker sends one frame per frontend and engine step.
+- When a frontend disconnects, its streams are cancelled at once.
+- Each frontend numbers its own streams; the engine gets other numbers, unique in this worker.
+- The worker turns away a stream that finds no place, and offers its frontend a place later (`worker.shares`). A stream
+  that ran before does not wait in that line.
+- A canary takes no client's place and is not counted as a client's request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
-from functools import partial
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial
+from typing import Protocol
 
 import msgspec
 
 from holdfast.core.errors import Code, HoldfastError
+from holdfast.core.procfs import peer_uid
 from holdfast.core.requests import CANARY_TIER, Failure, Output
 from holdfast.engines.contract import Engine, EngineEvents
-from holdfast.wire.messages import Active, Closed, Draining, Generate, Reload, Room, Step, StepDown
-from holdfast.worker.failures import exit_now
-from holdfast.worker.session import Host, Session
+from holdfast.wire.accepting import SHARE, make_room, places
+from holdfast.wire.connection import ServerConnection
+from holdfast.wire.frames import encode
+from holdfast.wire.messages import (
+    VERSION,
+    Active,
+    ArtefactPart,
+    Cancel,
+    Closed,
+    Draining,
+    Generate,
+    GetArtefact,
+    Hello,
+    NotTaken,
+    Pass,
+    Ping,
+    Pong,
+    Refused,
+    Reload,
+    Reloaded,
+    Room,
+    Step,
+    StepDown,
+    ToWorker,
+    Welcome,
+    decode_to_worker,
+)
+from holdfast.wire.net import Unread
 from holdfast.worker.shares import Shares
 
-# Of a request in the engine's queue, whatever its frontend says: a timer is kept for each.
+log = logging.getLogger("holdfast.worker")
+
+PURPOSES = ("data", "canary")
+ARTEFACT_PART_BYTES = 1024 * 1024
+# Unsent bytes to one frontend above which the engine slows down, and above which artefacts wait.
+CONGESTED_BYTES = 1 * 1024 * 1024
+PAUSED_BYTES = 64 * 1024
+# Frontends of one deployment; a connection beyond that is a leak.
+SESSIONS_MAX = 256
+# A greeting is tens of bytes, sent at once; a peer that sends more or takes longer is not a frontend.
+HELLO_BYTES_MAX = 4096
+HELLO_WAIT_S = 5.0
+# A card names one artefact; a frontend asks once for each.
+ARTEFACTS_ASKED_MAX = 16
+# Bound on a peer's texts in logs and on the status page.
+SHOWN_CHARS_MAX = 200
+
+
+class SessionHost(Protocol):
+    """The worker, as its sessions see it."""
+
+    welcome: Welcome | None
+    artefacts: dict[str, bytes]
+    not_taken: str
+
+    @property
+    def refusing(self) -> str:
+        """Return why the worker accepts no work now; "" if it does."""
+
+    @property
+    def proving(self) -> bool:
+        """Return True after a takeover, while the engine proves with a known question that what it took over is
+        right."""
+
+    def asked_to_reload(self, message: Reload, uid: int | None, answer: Callable[[Reloaded], None]) -> None:
+        """Verify the weights if the peer is allowed to ask for it; call `answer` with the outcome or refusal."""
+
+    def asked_to_step_down(self, message: StepDown, uid: int | None) -> None:
+        """Hand over to the standby if the peer is allowed to ask for it."""
+
+
+class FrontendSession(ServerConnection):
+    """A connection that carries a frontend's streams, or the canaries of the control process.
+
+    Always true: the worker does nothing for a peer before a valid Hello, which is bounded in time and bytes; a refusal
+    has a reason; unsent data is bounded by what the peer's streams can still produce; a peer that reads nothing is soon
+    dropped."""
+
+    malformed_code = no_hello_code = Code.INVALID_REQUEST
+
+    def __init__(self, owner: Sessions, host: SessionHost) -> None:
+        super().__init__(decode_to_worker, hello_timeout_s=HELLO_WAIT_S, unsent_bytes_max=PAUSED_BYTES)
+        self._owner = owner
+        self._host = host
+        self._unread = Unread(self._drop)
+        self.since_s = asyncio.get_running_loop().time()
+        self._paused = False
+        self._artefacts: deque[Iterator[ArtefactPart]] = deque()  # asked for and not sent yet
+        self.peer = ""  # set by its Hello
+        self.canary = False  # set by its Hello: a connection for canaries
+        self._asked = 0  # the last `Ping`
+        self._unanswered = False  # the engine has not answered the ping yet
+        self.streams: dict[int, int] = {}  # frontend's number -> engine's
+        self.turned_away = 0  # number of requests turned away
+
+    def on_connected(self) -> None:
+        here = self._owner.open
+        strangers = [(one.since_s, one.turn_out) for one in here if not one.peer and not one.over]
+        refused = [(one.since_s, one.turn_out) for one in here if one.over]
+        full = len(here) - len(refused) >= min(SESSIONS_MAX, places(SHARE))
+        if full and not make_room(strangers):
+            make_room(refused)  # bounds the refused connections that have not closed yet
+            self.refuse(Code.WORKER_OVERLOADED, f"{len(here)} frontends are connected already")
+        here.add(self)
+
+    def on_left(self, exc: Exception | None, *, refused: bool) -> None:
+        self._artefacts.clear()
+        if self.streams:
+            log.info("frontend %s is gone: cancelling its %d streams", self.peer, len(self.streams))
+        self._owner.cancel(self, list(self.streams))
+        self._owner.passes(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._owner.open.discard(self)
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._send_artefacts()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self.peer and self._splitter.held_bytes > HELLO_BYTES_MAX:
+            self.refuse(Code.INVALID_REQUEST, f"a Hello has at most {HELLO_BYTES_MAX} bytes")
+
+    def refusal(self, code: str, reason: str) -> Refused:
+        return Refused(code, reason)
+
+    def peer_name(self) -> str:
+        return self.peer or "a connection"
+
+    def on_message(self, message: ToWorker) -> None:
+        if isinstance(message, Hello):
+            self._greet(message)
+        elif not self.peer:
+            self.refuse(Code.INVALID_REQUEST, "the first message must be a Hello")
+        elif isinstance(message, Generate):
+            self._owner.generate(self, message)
+        elif isinstance(message, Cancel):
+            self._owner.cancel(self, message.streams)
+        elif isinstance(message, Ping):
+            self._ping(message.number)
+        elif isinstance(message, Reload) and self.canary:
+            self._host.asked_to_reload(message, self.uid, self.send)
+        elif isinstance(message, StepDown) and self.canary:
+            self._host.asked_to_step_down(message, self.uid)
+        elif isinstance(message, Pass):
+            self._owner.passes(self, message.turned_away)
+        elif isinstance(message, GetArtefact):
+            self._queue_artefact(message.sha256)
+        elif isinstance(message, NotTaken):
+            self._host.not_taken = message.reason[:SHOWN_CHARS_MAX]
+            log.warning("frontend %s does not admit this worker: %s", self.peer, self._host.not_taken)
+
+    def _greet(self, hello: Hello) -> None:
+        if hello.version != VERSION:
+            why = f"wire version {hello.version} is spoken to a worker of version {VERSION}"
+            self.refuse(Code.INVALID_REQUEST, why)
+        elif hello.purpose not in PURPOSES:
+            purpose = hello.purpose[:SHOWN_CHARS_MAX]
+            self.refuse(Code.INVALID_REQUEST, f"purpose {purpose!r} on a data socket; 'data' belongs here")
+        elif self.peer:
+            self.refuse(Code.INVALID_REQUEST, "a connection says Hello once")
+        elif self._host.welcome is None:
+            self.refuse(Code.CANNOT_CONNECT, "the worker is still starting")
+        else:
+            self.peer, self.canary = hello.peer[:SHOWN_CHARS_MAX] or "?", hello.purpose == "canary"
+            self.welcome(self._host.welcome)
+
+    # -- pings: one at a time goes to the engine, and its answer counts for the latest
+
+    def _ping(self, number: int) -> None:
+        self._asked = number
+        if not self._unanswered:
+            self._unanswered = True
+            self._owner.ping(self._pong)
+
+    def _pong(self) -> None:
+        self._unanswered = False
+        self.send(Pong(self._asked))
+
+    @cached_property
+    def uid(self) -> int | None:
+        """Return the user of the peer's process, if it runs on this machine. Cached: for a TCP connection the lookup
+        reads the kernel's list of all sockets, and a peer may cause many lookups."""
+        return peer_uid(self.transport.get_extra_info("socket"))
+
+    # -- artefacts, sent as fast as the frontend reads: a tokenizer may be larger than the bound on unsent bytes
+
+    def _queue_artefact(self, sha256: str) -> None:
+        if len(self._artefacts) >= ARTEFACTS_ASKED_MAX:
+            self.refuse(Code.INVALID_REQUEST, f"more than {ARTEFACTS_ASKED_MAX} artefacts asked for at once")
+            return
+        self._artefacts.append(_parts(sha256, self._host.artefacts.get(sha256, b"")))
+        self._send_artefacts()
+
+    def _send_artefacts(self) -> None:
+        while self._artefacts and not self._paused:
+            part = next(self._artefacts[0], None)
+            if part is None:
+                self._artefacts.popleft()
+            else:
+                self.send(part)
+
+    # -- sending
+
+    def send(self, message: msgspec.Struct) -> None:
+        if not self.over:
+            self._unread.write(self.transport, encode(message))
+
+    def _drop(self, why: str) -> None:
+        log.warning("frontend %s %s: dropping it", self.peer, why)
+        self.abort()
+
+    def send_failure(self, stream: int, code: Code, message: str) -> None:
+        self.send(Step([Output(stream, [], failure=Failure(code, message))]))
+
+    def turn_out(self) -> None:
+        self._owner.open.discard(self)
+        self.abort()
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self.transport.get_write_buffer_size()
+
+    @property
+    def congested(self) -> bool:
+        return self.unsent_bytes > CONGESTED_BYTES
+
+
+def _parts(sha256: str, data: bytes) -> Iterator[ArtefactPart]:
+    if not data:
+        yield ArtefactPart(sha256, 0, 0, b"")
+    for start in range(0, len(data), ARTEFACT_PART_BYTES):
+        yield ArtefactPart(sha256, start, len(data), data[start : start + ARTEFACT_PART_BYTES])
+
+
+# Bound on a request's wait in the engine's queue, whatever its frontend asks for: each has a timer.
 WAIT_MS_MAX = 3_600_000
-# A canary goes past capacity and ahead of everybody, so it is short: control's have up to 56 tokens.
+# A canary is admitted beyond capacity and ahead of all requests, so it must be short. The control process's canaries
+# have up to 56 tokens.
 CANARY_TOKENS_MAX = 256
 
 
 class Sessions(EngineEvents):
-    """All frontends' connections, between them and one engine."""
+    """All frontends' sessions of one engine; it passes requests to the engine and outputs back."""
 
-    def __init__(self, engine: Engine, host: Host) -> None:
+    def __init__(self, engine: Engine, host: SessionHost) -> None:
         self._engine = engine
         self._host = host
         self._keys = itertools.count(1)
         self._loop = asyncio.get_running_loop()
-        self._owners: dict[int, tuple[Session, int]] = {}  # engine's number -> frontend's
+        self._owners: dict[int, tuple[FrontendSession, int]] = {}  # engine's number -> frontend's
         self._canary = 0  # the engine's number of the canary's stream
-        self._shares: Shares[Session] = Shares()
-        self._timer: asyncio.TimerHandle | None = None  # to the end of the first kept place
-        self.open: set[Session] = set()
+        self._shares: Shares[FrontendSession] = Shares()
+        self._timer: asyncio.TimerHandle | None = None  # until the first kept place is given up
+        self.open: set[FrontendSession] = set()
         self.requests_total = 0
         self.tokens_total = 0  # made for clients
-        self.made_total = 0  # for canaries too: all that the running streams made
-        self.say_last: Callable[[str], None] = lambda why: None  # to who watches, as the process exits
+        self.made_total = 0  # made for clients and canaries
+        self.say_last: Callable[[str], None] = lambda why: None  # to observers, as the process exits
 
-    def connection(self) -> Session:
-        return Session(self, self._host)
+    def connection(self) -> FrontendSession:
+        return FrontendSession(self, self._host)
 
     @property
     def streams(self) -> int:
-        """Of clients."""
         return len(self._owners) - (self._canary in self._owners)
 
     # -- from frontends
 
-    def generate(self, session: Session, message: Generate) -> None:
+    def generate(self, session: FrontendSession, message: Generate) -> None:
         key = next(self._keys)
         stream = message.stream
         if self._host.refusing:
@@ -68,7 +315,7 @@ class Sessions(EngineEvents):
             return
         request = message.request
         if session.canary:
-            if self._host.proving:  # streams come back in these steps: whoever asks is told to ask later
+            if self._host.proving:  # the same steps resume streams: the canary can wait
                 session.send_failure(stream, Code.WORKER_OVERLOADED, "it has just taken over, and proves itself")
                 return
             if len(request.tokens) + request.sampling.max_tokens > CANARY_TOKENS_MAX:
@@ -96,7 +343,7 @@ class Sessions(EngineEvents):
         self._offer()
 
     def _give_back_unbegun(self, key: int) -> None:
-        """Give a request back whose wait for its first step is over, if it has not begun to run."""
+        """Turn a request away if it has not begun to run when its wait is over."""
         owner = self._owners.get(key)
         if owner is None or not self._engine.withdraw(key):
             return
@@ -105,16 +352,16 @@ class Sessions(EngineEvents):
         self._turn_away(session, stream, "it had not begun to run when its wait was over")
         self._offer()
 
-    def _admits(self, session: Session, message: Generate) -> bool:
-        """Whether there is a place for a client's request; its frontend is told if not."""
+    def _admits(self, session: FrontendSession, message: Generate) -> bool:
+        """Return whether there is a place for a client's request; if not, turn it away."""
         request = message.request
         if request.tier == CANARY_TIER:
             session.send_failure(message.stream, Code.INVALID_REQUEST, "a client's request in the canaries' tier")
             return False
-        self._host.not_taken = ""  # whoever sends work has admitted this worker
+        self._host.not_taken = ""  # a frontend that sends work has admitted this worker
         ran_before = len(request.tokens) > request.prompt_len
         leaves = max(0, self._places - message.places) if message.places else 0
-        if self._shares.take(session, self._places - self.streams, leaves) or ran_before:
+        if self._shares.admit(session, self._places - self.streams, leaves) or ran_before:
             return True
         self._turn_away(session, message.stream, f"{self.streams} streams are here, and others are in line", leaves)
         return False
@@ -122,13 +369,7 @@ class Sessions(EngineEvents):
     def ping(self, answer: Callable[[], None]) -> None:
         self._engine.ping(answer)
 
-    def reload(self, session: Session, message: Reload) -> None:
-        self._host.asked_to_reload(message, session.uid, session.send)
-
-    def step_down(self, session: Session, message: StepDown) -> None:
-        self._host.asked_to_step_down(message, session.uid)
-
-    def cancel(self, session: Session, streams: list[int]) -> None:
+    def cancel(self, session: FrontendSession, streams: list[int]) -> None:
         for stream in streams:
             key = session.streams.pop(stream, None)
             if key is not None:
@@ -138,9 +379,11 @@ class Sessions(EngineEvents):
                 self._shares.forget_bound(session)
         self._offer()
 
-    def passes(self, session: Session, heard: int | None = None) -> None:
-        """It wants no place any more, or is gone. Where it was turned away more often than it had `heard` when it said
-        so, it waits to hear of room: nothing else would end that."""
+    def passes(self, session: FrontendSession, heard: int | None = None) -> None:
+        """Remove a frontend from the line: it passed or disconnected.
+
+        `heard` is how many refusals it had received when it passed (None: it disconnected, or its version does not
+        report that). If the worker has sent more, the frontend waits for an offer and stays in line."""
         if heard is None or heard >= session.turned_away:
             self._shares.leave(session)
         else:
@@ -154,20 +397,20 @@ class Sessions(EngineEvents):
         limits = self._engine.limits
         return limits.concurrency + limits.queue
 
-    def _turn_away(self, session: Session, stream: int, why: str, leaves: int = 0) -> None:
-        """Not a failure: it never ran. The next free place, but for those it leaves, may be its frontend's."""
+    def _turn_away(self, session: FrontendSession, stream: int, why: str, leaves: int = 0) -> None:
+        """Refuse a request that never ran, and put its frontend in line for the next place beyond `leaves`."""
         self._shares.turn_away(session, leaves)
         session.turned_away += 1
         session.send_failure(stream, Code.WORKER_OVERLOADED, why)
 
     def _offer(self) -> None:
-        """Tell those in line of places that came free."""
+        """Offer free places to the frontends in line."""
         if not self._shares:
             return
         free = self._places - self.streams
         offers = self._shares.offer(free, lambda session: len(session.streams), self._loop.time())
-        for session, places in offers.items():
-            session.send(Room(places))
+        for session, offered in offers.items():
+            session.send(Room(offered))
         if self._timer is not None:
             self._timer.cancel()
         at_s = self._shares.given_up_at_s
@@ -176,8 +419,8 @@ class Sessions(EngineEvents):
     # -- from the engine
 
     def outputs(self, outputs: list[Output]) -> bool:
-        """Send one step's outputs on; False if some frontend does not keep up."""
-        by_session: dict[Session, list[Output]] = {}
+        """Send one step's outputs to the frontends; return False if one of them does not keep up."""
+        by_session: dict[FrontendSession, list[Output]] = {}
         owners = self._owners
         for output in outputs:
             owner = owners.get(output.stream)
@@ -204,8 +447,8 @@ class Sessions(EngineEvents):
         return keeping_up
 
     def closed(self, streams: list[int]) -> None:
-        """The engine lost these streams: say so rather than leave the frontend waiting."""
-        by_session: dict[Session, list[int]] = {}
+        """Tell the frontends which streams the engine lost, so that they do not wait for them."""
+        by_session: dict[FrontendSession, list[int]] = {}
         for key in streams:
             owner = self._owners.pop(key, None)
             if owner is not None:
@@ -217,20 +460,25 @@ class Sessions(EngineEvents):
         self._offer()
 
     def fatal(self, why: str) -> None:
-        exit_now(why, self.say_last)
+        """Exit at once, after a sticky device error or a lost rank: an orderly end cannot be trusted, and a fence waits
+        for this process to end. Tell the observers why, without waiting for them."""
+        log.critical("%s: exiting at once", why)
+        try:
+            self.say_last(why)
+        finally:
+            os._exit(1)
 
     # -- the beginning and the end
 
     def announce(self, epoch: int, doubt: str = "") -> None:
-        """This engine leads now: everyone who is connected hears it at once; the store follows. `doubt`: why its
-        answers may be wrong."""
+        """Tell every connected frontend that this engine leads now. `doubt`: why its answers may be wrong."""
         for session in self.open:
             if session.peer:
                 session.send(Active(epoch, doubt))
 
     def hand_back(self, reason: str, *, drains: bool = True) -> None:
-        """Every stream goes back to its frontend, to be resumed elsewhere; who drains takes no more. Where it does not,
-        those in line stay there: they wait to hear of room, and nothing else would end that."""
+        """Return every stream to its frontend, which resumes it on another worker. `drains` False: this worker will
+        serve again, so frontends in line stay there and wait for an offer."""
         if drains:
             self._shares.clear()
         for session in list(self.open):
@@ -243,12 +491,12 @@ class Sessions(EngineEvents):
                 session.send(Step([Output(stream, [], failure=failure) for stream in streams]))
 
     def reset_connections(self) -> None:
-        """Break every connection: a chaos fault, or a leader that is none any more."""
+        """Abort every connection: as a chaos fault, or because this engine leads no more."""
         for session in list(self.open):
             session.abort()
 
     async def flushed(self, timeout_s: float) -> bool:
-        """Wait until everything sent has left; False if some frontend did not take it in time."""
+        """Wait until all unsent data is sent; return False if a frontend did not read it in time."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         while any(session.unsent_bytes for session in self.open):

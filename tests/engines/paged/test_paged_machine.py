@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.requests import GenerateRequest, Output
-from paged_rig import SIZE, World, request, unbroken
+from tests.rigs.engines.paged_scheduler import SIZE, World, request, unbroken
 
 BLOCKS = 7
 LENGTH_MAX = BLOCKS * SIZE

@@ -10,15 +10,14 @@ import random
 
 import pytest
 
-from holdfast.bench.engine_kills import FULL_SHARE, EngineLoad
 from holdfast.core.requests import GenerateRequest, Sampling
 from holdfast.engines.paged.blocks import PoolBlocks
-from holdfast.engines.paged.scheduler import Scheduler
-from holdfast.engines.paged.settings import SchedulerSettings
+from holdfast.engines.paged.scheduler import Scheduler, SchedulerSettings
 from holdfast.kv import adopt
 from holdfast.kv.geometry import Geometry
 from holdfast.kv.index import Index, index_bytes
 from holdfast.kv.pool import Pool
+from tests.rigs.engines.mixed_load import FULL_SHARE, EngineLoad
 
 SIZE = 16
 KILLS = 25

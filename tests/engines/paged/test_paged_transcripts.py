@@ -7,15 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from holdfast.core.errors import HoldfastError
 from holdfast.core.requests import GenerateRequest, Output
 from holdfast.engines.paged.sequences import PENDING, Segment
-from paged_rig import SIZE, World, request
-from transcript_book import must_go_as_written, transcripts
-
-TRANSCRIPTS = transcripts("paged")
+from tests.rigs.engines.paged_scheduler import SIZE, World, request
+from tests.rigs.transcripts import must_go_as_written, stories
 
 
 class Story:
@@ -115,13 +111,8 @@ def segment_words(segment: Segment) -> str:
     return f"{segment.stream} from {segment.start} to {segment.position}{draws}"
 
 
-@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
+@stories("paged", least=7)
 def test_the_story_goes_as_written(path: Path) -> None:
     """Every command has exactly the outcome the transcript tells."""
     must_go_as_written(path, Story)
-
-
-def test_there_are_stories() -> None:
-    """An empty folder would pass everything; and blocks are small enough for stories to fill them."""
-    assert len(TRANSCRIPTS) >= 7
     assert SIZE == 4

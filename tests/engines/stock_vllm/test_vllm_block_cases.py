@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from vllm_blocks_rig import World
-from vllm_desk import PRIVATE, Desk, FakeBlock, Stream, keys_of
 
 from holdfast.engines.vllm.blocks import VaultBlocks
 from holdfast.kv.index import FREE, FULL, OPEN, Misuse
-from holdfast.kv.resumes import Resumes
+from holdfast.kv.pool import Resumes
+from tests.rigs.engines.vllm_blocks import World
+from tests.rigs.engines.vllm_small_scheduler import PRIVATE, Desk, FakeBlock, Stream, keys_of
 
 SIZE = 2
 

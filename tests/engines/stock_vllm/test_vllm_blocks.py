@@ -7,7 +7,8 @@ from random import Random
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
-from vllm_desk import Desk, Stream
+
+from tests.rigs.engines.vllm_small_scheduler import Desk, Stream
 
 SIZE = 2
 SHARED = 6

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from engine_rig import Child, Vault
-from vllm_models import made
 
 from holdfast.core.tasks import beside
+from tests.rigs.engines.any_engine import Child, Vault
+from tests.rigs.engines.vllm_models import made
 
 pytest.importorskip("vllm.version", reason="vllm is not installed here: make test-vllm")
 pytestmark = pytest.mark.processes
@@ -68,7 +68,7 @@ async def all_said(engine: Child, asked: dict[int, Asked], count: int) -> None:
     await engine.until(lambda: all(len(engine.said.get(number, ())) >= count for number in asked))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("qwen3", marks=pytest.mark.long)])
 async def test_streams_outlive_a_chain_of_engines(family: str, vault: Vault) -> None:
     """Each engine is killed in the middle of every stream; its standby adopts what was whole, and less than a block of
     any stream is computed again. Nothing is lost or said twice, and every token is the unbroken run's."""

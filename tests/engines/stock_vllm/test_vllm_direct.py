@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from engine_rig import Child, Vault
-from vllm_models import made
 
 from holdfast.kv.index import Misuse
+from tests.rigs.engines.any_engine import Child, Vault
+from tests.rigs.engines.vllm_models import made
 
 pytest.importorskip("vllm.version", reason="vllm is not installed here: make test-vllm")
 pytestmark = pytest.mark.processes
@@ -100,7 +100,7 @@ def test_blocks_in_use_are_not_moved_about() -> None:
     [
         ("llama", EAGER),
         ("gemma3", EAGER),  # two groups of layers, one of them with sliding windows
-        ("gemma3", [*EAGER, "--no-enable-prefix-caching"]),
+        pytest.param("gemma3", [*EAGER, "--no-enable-prefix-caching"], marks=pytest.mark.long),
     ],
     ids=["full", "sliding", "no names"],
 )
@@ -126,7 +126,7 @@ async def test_a_standby_computes_the_streams_of_the_killed_anew(family: str, op
         facts = await second.until_facts(lambda facts: facts["proven"])
         assert facts["resumed"] == len(PROMPTS)
         assert facts["recomputed"] >= PROMPT
-        await second.do("rest")
+        await second.do("become_standby")
         assert await second.do("check") == ""
         second.finished.clear()
         await second.do("wake", epoch=102)

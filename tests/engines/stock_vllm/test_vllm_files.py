@@ -16,7 +16,7 @@ from holdfast.roles.examining import examine_vllm
 from holdfast.roles.small_files import chat_template
 from holdfast.spec.engines import GIB, Place, VllmSettings
 from holdfast.spec.launch import WorkerLaunch
-from small_model import LLAMA, weights
+from tests.rigs.small_model import LLAMA, weights
 
 TOKENIZER = {"model": {"vocab": {"a": 0, "<end>": 5, "<far>": 500}}}
 OTHER = LLAMA | {"architectures": ["NobodyForCausalLM"], "model_type": "nobody", "eos_token_id": [7, 5]}

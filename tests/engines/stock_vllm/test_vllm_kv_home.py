@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from holdfast.core.errors import UserError
-from holdfast.engines.vllm.kv_home import Plan, in_granules, layout_of, parts_of
+from holdfast.engines.vllm.kv_home import KvHomePlan, in_granules, layout_of, parts_of
 
 BLOCKS, TOKENS, HEADS, SIZE = 12, 16, 2, 8
 PAGE = 2 * TOKENS * HEADS * SIZE  # numbers in a block of one layer, keys and values
@@ -70,9 +70,9 @@ def test_granules_are_in_order_and_apart() -> None:
 
 def test_every_slot_has_blocks_of_its_own() -> None:
     """Behind the pool's, none twice."""
-    plans = [Plan.of(100, 5, 8, slot) for slot in range(8)]
+    plans = [KvHomePlan.of(100, 5, 8, slot) for slot in range(8)]
     private = [block for plan in plans for block in range(plan.private_first, plan.private_first + plan.private_count)]
     assert {plan.shared for plan in plans} == {59}
     assert sorted(private) == list(range(60, 100))
     with pytest.raises(UserError, match="ENGINE_ID of 0 to 7, got 8"):
-        Plan.of(100, 5, 8, 8)
+        KvHomePlan.of(100, 5, 8, 8)

@@ -10,13 +10,12 @@ import pytest
 # Not "vllm": where it is not installed this folder answers to that name.
 pytest.importorskip("vllm.version", reason="vllm is not installed: what needs it is left out")
 
-from vllm_core import BLOCK, CONTEXT, EOS, VOCABULARY, Core, Room, tiny_model
-
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest, Sampling
-from holdfast.engines.paged.settings import SchedulerSettings
-from holdfast.engines.vllm.requests import Orders
+from holdfast.engines.paged.scheduler import SchedulerSettings
+from holdfast.engines.vllm.requests import OpenRequests
 from holdfast.engines.vllm.sampling import bring_back, note_found
+from tests.rigs.engines.vllm_core import BLOCK, CONTEXT, EOS, VOCABULARY, Core, Room, tiny_model
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -32,7 +31,7 @@ def asked(**given: Any) -> GenerateRequest:
 @pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Core]:
     made = Core(tiny_model(tmp_path_factory.mktemp("model")), held=False)
-    made.orders = Orders(SETTINGS, Room(256), native=True)
+    made.orders = OpenRequests(SETTINGS, Room(256), native=True)
     whole = GenerateRequest("r", TEXT, len(TEXT), Sampling(1, 0, temperature=0.0))
     made.ask(whole)  # the KV of the text is there
     yield made

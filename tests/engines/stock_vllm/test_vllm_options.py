@@ -13,7 +13,7 @@ pytest.importorskip("vllm.version", reason="vllm is not installed: `make test-vl
 
 from vllm.engine.arg_utils import EngineArgs
 
-from holdfast.core.errors import Refused, UserError
+from holdfast.core.errors import Refused
 from holdfast.engines.vllm.options import (
     ASYNC_SCHEDULER,
     DIRECT_ASYNC_SCHEDULER,
@@ -24,7 +24,7 @@ from holdfast.engines.vllm.options import (
     given,
     loaded_as,
 )
-from holdfast.engines.vllm.ours import OURS, PASSED
+from holdfast.engines.vllm.reserved_options import PASSED, RESERVED
 from holdfast.spec.engines import GIB, Place, VllmSettings
 
 CONFIG = {
@@ -50,7 +50,7 @@ def model(tmp_path: Path) -> str:
 
 def test_every_option_was_thought_of() -> None:
     """Each of this version's is either handed on or refused; one that is new here is to be decided about."""
-    assert {field.name for field in dataclasses.fields(EngineArgs)} <= OURS.keys() | PASSED
+    assert {field.name for field in dataclasses.fields(EngineArgs)} <= RESERVED.keys() | PASSED
 
 
 @pytest.mark.parametrize(
@@ -132,12 +132,6 @@ def test_what_vllm_cannot_do_is_said_in_its_words(model: str, change: Any, optio
     (Path(model) / "config.json").write_text(json.dumps(CONFIG | change))
     with pytest.raises(Refused, match=said):
         engine_config(model, VllmSettings(options=options), Place())
-
-
-def test_on_a_gpu_the_pools_size_must_be_said(model: str) -> None:
-    """So far."""
-    with pytest.raises(UserError, match="--kv-gib"):
-        engine_config(model, VllmSettings(), Place(device="GPU-1"))
 
 
 def test_weights_are_those_of_their_options() -> None:

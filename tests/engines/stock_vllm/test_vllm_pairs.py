@@ -4,10 +4,10 @@ process, a standby that has given its memory back, and weights that were found d
 from __future__ import annotations
 
 import pytest
-from engine_rig import VLLM_BLOCK_GIB, Child, Vault
-from vllm_models import made
 
-from holdfast.testing.agents import OrderFailed
+from tests.rigs.agents import OrderFailed
+from tests.rigs.engines.any_engine import VLLM_BLOCK_GIB, Child, Vault
+from tests.rigs.engines.vllm_models import made
 
 pytest.importorskip("vllm.version", reason="vllm is not installed here: make test-vllm")
 pytestmark = pytest.mark.processes
@@ -61,7 +61,7 @@ async def test_the_second_maps_what_the_first_wrote_and_finds_its_blocks(vault: 
         await first.do("wake", epoch=100)
         right = await to_the_end(first, {})
         await begun(first)
-        await first.do("rest")
+        await first.do("become_standby")
         await first.until(lambda: sorted(first.said.get(0, ())) == sorted(PROMPTS))
         with pytest.raises(OrderFailed, match="not awake"):
             await first.submit(9, [5], 3)
@@ -72,7 +72,7 @@ async def test_the_second_maps_what_the_first_wrote_and_finds_its_blocks(vault: 
             said = {number: tokens[:seen] for number, tokens in right.items()}
             assert await to_the_end(engine, said) == right
             assert (await engine.do("facts"))["recomputed"] <= BLOCK
-            await engine.do("rest")
+            await engine.do("become_standby")
 
 
 async def test_a_pool_of_another_geometry_is_not_adopted(vault: Vault) -> None:
@@ -83,7 +83,7 @@ async def test_a_pool_of_another_geometry_is_not_adopted(vault: Vault) -> None:
         await first.do("wake", epoch=100)
         right = await to_the_end(first, {})
         assert await heir.do("check") == ""
-        await first.do("rest")
+        await first.do("become_standby")
         assert (await heir.do("wake", epoch=101))["blocks"] == 0
         assert await to_the_end(heir, {}) == right
 
@@ -107,7 +107,7 @@ async def test_a_standby_without_its_memory_wakes_by_mapping_it_again(vault: Vau
         assert (facts["asleep"], facts["address"]) == (False, ready["address"])
         assert await to_the_end(standby, said) == right
         assert (await standby.do("facts"))["recomputed"] <= BLOCK
-        await standby.do("rest")
+        await standby.do("become_standby")
         asleep = await standby.do("mapped")
         assert asleep["mapped"] == 0
         print(f"\nbytes mapped and resident: asleep {before}, awake {awake}, asleep again {asleep}")
@@ -127,7 +127,7 @@ async def test_an_engine_with_damaged_weights_ends_and_the_next_one_has_them_rig
         said = await begun(owner)
         flipped = {flip.partition(": ")[0] for flip in await owner.do("flip", seed=3)}
         assert (await owner.do("verify")).removesuffix(" is not what was written") in flipped
-        with pytest.raises(OrderFailed, match="cannot load its weights anew: it has to be started again"):
+        with pytest.raises(OrderFailed, match="cannot load its weights again: it must be restarted"):
             await owner.do("renew")
         assert sorted(owner.said[0]) == sorted(PROMPTS), "its streams were given back"
         await owner.kill()
@@ -147,8 +147,8 @@ async def after_damage(vault: Vault, leader: Child, right: dict[int, list[int]])
         assert (vault.commits(), await fresh.do("check")) == (2, "")
         assert await to_the_end(leader, {}) == right
         load = (await leader.do("facts"))["load"]
-        await leader.do("rest")
-        await leader.until_facts(lambda facts: facts["load"] > load and facts["settled"])
+        await leader.do("become_standby")
+        await leader.until_facts(lambda facts: facts["load"] > load and facts["weights_ready"])
         assert await leader.do("check") == ""
         assert (await fresh.do("wake", epoch=102))["reason"] == ""
         assert await to_the_end(fresh, {}) == right

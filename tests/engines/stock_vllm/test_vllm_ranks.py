@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_rig import BOUND_S, Child, Vault
 
 from holdfast.core.errors import Refused
-from holdfast.engines.shadow.pool import index_of
+from holdfast.engines.host.pool import index_of
 from holdfast.kv.geometry import Geometry
 from holdfast.kv.index import FULL, Index
 from holdfast.memory.client.pool import PoolClient
@@ -24,6 +23,7 @@ from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.spec.engines import Place, VllmSettings
 from holdfast.testing.processes import children_of
+from tests.rigs.engines.any_engine import BOUND_S, Child, Vault
 
 pytest.importorskip("vllm.version", reason="vllm is not installed here: make test-vllm")
 # Up to four processes import vLLM at once.
@@ -157,9 +157,9 @@ async def test_two_ranks_say_what_one_says(vaults: Vault) -> None:
         async with rank_1(vaults, first) as index:
             assert len(full(index)) == whole(right), "what was shown is not published on every rank"
         assert await second.do("check") == ""
-        await first.do("rest")
+        await first.do("become_standby")
         assert await wake(second, 1001) == {"blocks": whole(right), "reason": ""}
-        await second.do("rest")
+        await second.do("become_standby")
         assert await first.do("check") == ""
         assert await wake(first, 1002) == {"blocks": whole(right), "reason": ""}
 
@@ -235,10 +235,10 @@ async def taken_over(
 )
 def test_what_ranks_cannot_share_is_refused(options: tuple[str, ...], said: str) -> None:
     """By name, before anything is started."""
-    from vllm_models import made, set_variables
+    from tests.rigs.engines.vllm_models import made, set_variables
 
     set_variables()
-    from holdfast.engines.vllm.tenant import vllm_engine
+    from holdfast.engines.vllm.engine import vllm_engine
 
     with pytest.raises((ValueError, Refused), match=said):
         vllm_engine(str(made("llama")), "tiny", (), VllmSettings(kv_gib=0.03, options=options), Place("none"))

@@ -8,12 +8,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from vllm_models import SHAPE
 
 from holdfast.testing.answers import difference
 from holdfast.testing.clients import Stream
 from holdfast.testing.processes import children_of
 from holdfast.testing.supervised import Supervised
+from tests.rigs.engines.vllm_models import SHAPE
 
 pytest.importorskip("vllm.version", reason="vllm is not installed here: make test-vllm")
 pytestmark = [pytest.mark.processes, pytest.mark.long, pytest.mark.timeout(1800)]
@@ -32,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from holdfast.engines.torch.files.tiny import tiny
+    from holdfast.engines.torch.files.resolve import tiny
 
     words = tiny()
     folder = tmp_path_factory.mktemp("model")

@@ -13,10 +13,10 @@ import pytest
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import CANARY_TIER, SEED_MAX, GenerateRequest, Output, Sampling, TokenLogprobs
 from holdfast.core.tiers import Tier
-from holdfast.engines.paged.settings import SchedulerSettings
+from holdfast.engines.paged.scheduler import SchedulerSettings
 from holdfast.engines.vllm import requests
 from holdfast.engines.vllm.drawing import Asked
-from holdfast.engines.vllm.requests import ASKED, Orders, priority_of, sampling_fields, stops_of
+from holdfast.engines.vllm.requests import ASKED, OpenRequests, priority_of, sampling_fields, stops_of
 
 EOS = 2
 SETTINGS = SchedulerSettings(100, frozenset({EOS}), context_tokens_max=64, concurrency=2, queue=1)
@@ -51,8 +51,8 @@ def said(name: str, tokens: list[int], **given: Any) -> Any:
     return SimpleNamespace(request_id=name, new_token_ids=tokens, **nothing | given)
 
 
-def orders(native: bool = False, room: Room | None = None) -> Orders:
-    return Orders(SETTINGS, room or Room(), native=native)
+def orders(native: bool = False, room: Room | None = None) -> OpenRequests:
+    return OpenRequests(SETTINGS, room or Room(), native=native)
 
 
 def test_the_likeliest_token_is_vllms_own_business() -> None:
@@ -168,10 +168,10 @@ def test_a_cancelled_streams_tokens_are_nobodys() -> None:
     assert book.cancel(1) is None
     new = book.take(1, ask([1])).request_id
     assert new != old
-    assert book.told([said(old, [4]), said(new, [5])]) == [Output(1, [5])]
+    assert book.translate([said(old, [4]), said(new, [5])]) == [Output(1, [5])]
     later = orders()
     assert later.take(1, ask([1])).request_id not in (old, new)
-    assert later.told([said(new, [6])]) == []
+    assert later.translate([said(new, [6])]) == []
 
 
 def test_a_last_output_is_the_last() -> None:
@@ -179,10 +179,10 @@ def test_a_last_output_is_the_last() -> None:
     book = orders()
     names = [book.take(number, ask([1])).request_id for number in (1, 2)]
     ends = [said(names[0], [2], finish_reason="stop"), said(names[1], [3], finish_reason="length")]
-    assert [output.finish for output in book.told(ends)] == ["stop", "length"]
-    assert book.told(ends) == []
+    assert [output.finish for output in book.translate(ends)] == ["stop", "length"]
+    assert book.translate(ends) == []
     for reason, code in (("abort", Code.STREAM_INCOMPLETE), ("error", Code.STREAM_INCOMPLETE), ("odd", Code.INTERNAL)):
-        (output,) = book.told([said(book.take(3, ask([1])).request_id, [], finish_reason=reason)])
+        (output,) = book.translate([said(book.take(3, ask([1])).request_id, [], finish_reason=reason)])
         assert output.failure is not None
         assert (output.finish, output.failure.code) == (None, code)
         assert reason in output.failure.message
@@ -198,6 +198,6 @@ def test_logprobs_and_what_was_found() -> None:
     for top, listed in ((0, []), (2, [(4, -0.5), (9, -1.5)])):
         book = orders()
         name = book.take(1, ask([1], top_logprobs=top)).request_id
-        (output,) = book.told([said(name, [9], new_logprobs=lists, prefill_stats=stats)])
+        (output,) = book.translate([said(name, [9], new_logprobs=lists, prefill_stats=stats)])
         assert output == Output(1, [9], logprobs=[TokenLogprobs(-1.5, listed)], cached=32)
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(output), type=Output) == output

@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("vllm.version", reason="vllm is not installed: what needs it is left out")
 
 import torch
-from vllm_core import BLOCK, CONTEXT, EOS, VOCABULARY, Core, tiny_model
 
 from holdfast.core.requests import CANARY_TIER, GenerateRequest, Output, Sampling
+from tests.rigs.engines.vllm_core import BLOCK, CONTEXT, EOS, VOCABULARY, Core, tiny_model
 
 pytestmark = pytest.mark.timeout(600)  # a core takes half a minute to be ready, and many times that on a busy machine
 

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from holdfast.core.errors import Refused, UserError
-from holdfast.engines.vllm.core import in_our_words
+from holdfast.engines.vllm.engine import in_our_words
 from holdfast.memory.devices.contract import DeviceError
 
 

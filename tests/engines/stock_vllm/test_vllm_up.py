@@ -6,11 +6,11 @@ import contextlib
 
 import pytest
 import uvloop
-from vllm_models import made
 
 from holdfast.testing.load import Load, compare, hit_in_the_middle, run_streams
 from holdfast.testing.place import fetch
 from holdfast.testing.supervised import Supervised
+from tests.rigs.engines.vllm_models import made
 
 pytest.importorskip("vllm.version", reason="vllm is not installed here: make test-vllm")
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
@@ -51,7 +51,7 @@ def test_an_engine_with_damaged_weights_ends_and_streams_go_on() -> None:
         assert all(status != 200 for status, _ in answers), answers
         log = (up.folder / "logs" / f"{active.name}.log").read_text()
         assert "the weights are damaged" in log
-        assert "cannot load its weights anew: it has to be started again" in log
+        assert "cannot load its weights again: it must be restarted" in log
         up.wait_until(up.restored, "a standby in its place", START_S)
         pids = {engine.pid for engine in up.engines()}
         assert active.pid not in pids

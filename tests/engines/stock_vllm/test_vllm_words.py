@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.errors import Refused
-from holdfast.engines.vllm.ours import OURS, PASSED, check_words
+from holdfast.engines.vllm.reserved_options import PASSED, RESERVED, check_words
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_what_is_ours_for_kvs_sake_is_a_persons_where_kv_is_direct(words: str) -
 
 def test_every_reason_says_what_to_do() -> None:
     """A person reads it once, and knows."""
-    assert not OURS.keys() & PASSED
-    for name, ours in OURS.items():
+    assert not RESERVED.keys() & PASSED
+    for name, ours in RESERVED.items():
         mend = any(word in ours.why for word in ("leave it out", "before --", "change", "$HF", "worker"))
         assert mend, f"{name}: {ours.why}"
         assert not ours.why.endswith(".")

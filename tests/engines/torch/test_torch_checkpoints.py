@@ -13,24 +13,20 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer
-from torch_models import FAMILIES, reference
 
 from holdfast.core.errors import UserError
 from holdfast.engines.torch.files.checkpoint import Checkpoint, tensor_shapes
 from holdfast.engines.torch.files.config import RopeScaling
-from holdfast.engines.torch.files.config_gguf import llama3_divisors
-from holdfast.engines.torch.files.resolve import resolve
-from holdfast.engines.torch.files.safetensors_files import look_at_directory, read_header
-from holdfast.engines.torch.files.tiny import TINY, tiny
+from holdfast.engines.torch.files.directory import look_at_directory, read_header
+from holdfast.engines.torch.files.gguf_model import llama3_divisors
+from holdfast.engines.torch.files.resolve import TINY, resolve, tiny
 from holdfast.engines.torch.model import parameters as parameters_module
 from holdfast.engines.torch.model.parameters import load, parameters
 from holdfast.frontend.text.tokenizer import TextTokenizer
+from tests.rigs.engines.torch_models import FAMILIES, reference
+from tests.rigs.small_model import quiet
 
 torch.set_num_threads(1)
-
-
-def quiet(*_: object) -> None:
-    pass
 
 
 class Saved:

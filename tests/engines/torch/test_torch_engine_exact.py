@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from engine_rig import Said, Vault
-from torch_rig import BLOCK, BLOCK_GIB, Rig, prompt, request, rig
 
 from holdfast.core.requests import GenerateRequest, TokenLogprobs
+from tests.rigs.engines.any_engine import Said, Vault
+from tests.rigs.engines.torch_engine import BLOCK, BLOCK_GIB, Rig, prompt, request, rig
 
 TOKENS = 18  # over the end of a block, wherever in one a prompt ends
 # Every way to draw, each with a prompt of its own length: none, one and several whole blocks.

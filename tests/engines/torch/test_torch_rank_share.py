@@ -11,9 +11,9 @@ import pytest
 import holdfast
 from holdfast.engines.torch.files.checkpoint import Checkpoint, FileCheckpoint
 from holdfast.engines.torch.files.config import RopeScaling
+from holdfast.engines.torch.files.resolve import tiny
 from holdfast.engines.torch.files.stored import Stored
-from holdfast.engines.torch.files.tiny import tiny
-from holdfast.engines.torch.ranks.share import RankWork, read, written
+from holdfast.engines.torch.ranks.share import RankWork, decode_work, encode_work
 from holdfast.kv.geometry import Geometry
 from holdfast.spec.engines import Place, TorchSettings
 
@@ -36,18 +36,18 @@ def test_a_ranks_work_is_the_same_on_the_other_side(checkpoint: Checkpoint) -> N
     """But for the model's words, which only the leader speaks."""
     work = work_of(checkpoint)
     without_words = replace(work, checkpoint=replace(checkpoint, tokenizer_json=b"", chat_template=None))
-    assert read(written(work)) == without_words
+    assert decode_work(encode_work(work)) == without_words
 
 
 def test_work_over_other_weights_is_refused() -> None:
     """A rank that would load something else than its leader does not begin."""
-    changed = written(work_of(tiny())).replace(b'"seed":', b'"seed":1')
+    changed = encode_work(work_of(tiny())).replace(b'"seed":', b'"seed":1')
     with pytest.raises(ValueError, match="not the leader's weights"):
-        read(changed)
+        decode_work(changed)
 
 
 # vLLM's own objects, which vLLM too sends to its ranks so: over a socket pair that one process shares with its child.
-PICKLED = {"engines/vllm/ranks/words.py"}
+PICKLED = {"engines/vllm/ranks/leader.py", "engines/vllm/ranks/rank.py"}
 
 
 def test_nothing_else_is_unpickled_anywhere() -> None:

@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from engine_rig import BOUND_S, PATIENT, Child, Vault
-from torch_rig import BLOCK, BLOCK_GIB, SETTINGS, prompt, request, rig
 
-from holdfast.engines.shadow.pool import index_of
+from holdfast.engines.host.pool import index_of
 from holdfast.engines.torch.engine import torch_engine
-from holdfast.engines.torch.files.tiny import tiny
+from holdfast.engines.torch.files.resolve import tiny
 from holdfast.engines.torch.geometry import pool_geometry
 from holdfast.kv.geometry import block_keys
 from holdfast.kv.index import FULL, Index
@@ -26,6 +24,8 @@ from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.spec.engines import Place, TorchSettings
 from holdfast.testing.processes import KEEPER, VAULT
+from tests.rigs.engines.any_engine import BOUND_S, PATIENT, Child, Vault
+from tests.rigs.engines.torch_engine import BLOCK, BLOCK_GIB, SETTINGS, prompt, request, rig
 
 LENGTHS = (3, 49, 90, 177)  # with TOKENS, the longest's last step fills a block
 ROUNDS = 3
@@ -138,9 +138,9 @@ async def test_two_ranks_say_what_one_says(vaults: Vault, unbroken: Said) -> Non
         async with rank_1(vaults) as (index, _):
             assert len(full(index)) == whole(first, 0), "what was shown is not published on every rank"
         assert await second.do("check") == ""
-        await first.do("rest")
+        await first.do("become_standby")
         assert await wake(second, 1001) == {"blocks": whole(first, 0), "reason": ""}
-        await second.do("rest")
+        await second.do("become_standby")
         vaults.kill(VAULT, device=1)  # its keeper starts it again
         assert await first.do("check") == ""
         assert await wake(first, 1002) == {"blocks": whole(first, 0), "reason": ""}

@@ -15,15 +15,14 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from engine_rig import BOUND_S, Vault
-from torch_rig import Rig, on_launch, prompt, request, rig
 
 from holdfast.core.procfs import cpu_model
+from holdfast.engines.host.answers import KINDS_MAX, answers_in, known_answer
 from holdfast.engines.paged.sequences import StepPlan
-from holdfast.engines.shadow.answers import KINDS_MAX, answers_in, known_answer
-from holdfast.engines.torch.canary import code_identity
-from holdfast.engines.torch.gpu import warm_up
-from holdfast.engines.torch.readiness import Readiness, Ready
+from holdfast.engines.torch import computer
+from holdfast.engines.torch.engine import Readiness, ReadyComputer, code_identity
+from tests.rigs.engines.any_engine import BOUND_S, Vault
+from tests.rigs.engines.torch_engine import Rig, on_launch, prompt, request, rig, rigs
 
 
 async def test_a_wake_that_compiles_says_so_and_goes_on(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,18 +32,18 @@ async def test_a_wake_that_compiles_says_so_and_goes_on(vault: Vault, monkeypatc
     began, gate = threading.Event(), threading.Event()
     real = Readiness.make
 
-    def slow(self: Readiness, address: int, size: int, private_at: int) -> Ready:
+    def slow(self: Readiness, address: int, size: int, private_at: int) -> ReadyComputer:
         began.set()
         assert gate.wait(BOUND_S)
         return real(self, address, size, private_at)
 
     async with rig(vault) as r:
-        r.tenant._device = torch.device("cuda")  # as far as a wake is concerned
-        await r.engine.rest()
+        r.hosted._device = torch.device("cuda")  # as far as a wake is concerned
+        await r.engine.become_standby()
         await r.engine.wake(2000)
         assert r.heard("loading") == []
-        await r.engine.rest()
-        r.tenant._readiness.ready = None
+        await r.engine.become_standby()
+        r.hosted._readiness.ready = None
         monkeypatch.setattr(Readiness, "make", slow)
         waking = asyncio.ensure_future(r.engine.wake(3000))
         assert await asyncio.to_thread(began.wait, BOUND_S)
@@ -66,9 +65,9 @@ async def test_exact_warms_up_by_one_block_and_says_what_it_costs(
     plans: list[StepPlan] = []
     async with rig(vault) as r:
         on_launch(monkeypatch, plans.append)
-        monkeypatch.setattr(warm_up, "pin_ahead", lambda: None)
+        monkeypatch.setattr(computer, "pin_ahead", lambda: None)
         with caplog.at_level(logging.WARNING, "holdfast.engine"):
-            warm_up.warm_up(r.ready.computer, 512, 16, r.ready.blocks.stop, lambda *_: None)
+            computer.warm_up(r.ready.computer, 512, 16, r.ready.blocks.stop, lambda *_: None)
         assert [plan.token_count for plan in plans] == [16, 16]
         assert "every position is computed by itself" in caplog.text
 
@@ -77,12 +76,12 @@ async def test_what_is_ready_is_for_one_range_not_for_an_address(vault: Vault) -
     """A larger range at the same address is another: its private blocks lie elsewhere, and what was made for the
     smaller one would write into the pool's."""
     async with rig(vault) as r:
-        found = r.tenant._readiness.found
+        found = r.hosted._readiness.found
         address, size, private_at = r.ready.where
         assert found(address, size, private_at) is r.ready
         assert found(address, 2 * size, private_at) is None
         assert found(address, size, 0) is None
-        assert r.ready.blocks.start * r.tenant.geometry.block_bytes >= private_at > 0
+        assert r.ready.blocks.start * r.hosted.geometry.block_bytes >= private_at > 0
 
 
 async def test_nothing_moves_under_a_running_canary(vault: Vault) -> None:
@@ -90,7 +89,7 @@ async def test_nothing_moves_under_a_running_canary(vault: Vault) -> None:
     another is mapped after the canary under way has ended, even if whoever asked for it left."""
     active, standby = Rig(vault), Rig(vault, engine_id=1)
     memory = standby.engine.memory
-    try:
+    async with rigs(active, standby):
         await active.load()
         await standby.load()
         before = memory.pool.mapping
@@ -107,9 +106,6 @@ async def test_nothing_moves_under_a_running_canary(vault: Vault) -> None:
             while memory.pool.mapping is before:
                 await asyncio.sleep(0.01)
         assert await standby.engine.check() == ""
-    finally:
-        for one in (active, standby):
-            await one.engine.stop()
 
 
 async def test_a_pool_that_came_later_finds_the_canarys_prompt_computed(
@@ -119,14 +115,12 @@ async def test_a_pool_that_came_later_finds_the_canarys_prompt_computed(
     after taking over is one position of the canary, whose prompt nobody waits for."""
     plans: list[StepPlan] = []
     active, standby = Rig(vault, exact=False), Rig(vault, engine_id=1, exact=False)
-    try:
+    async with rigs(active, standby):
         await active.load()
         await standby.load()
         before = standby.ready
         await active.engine.wake(1)
-        async with asyncio.timeout(BOUND_S):
-            while not standby.engine.memory.pool.mapped_is(1):
-                await asyncio.sleep(0.01)
+        await standby.until_mapped(1)
         await active.engine.stop()
         await standby.engine.wake(2)
         on_launch(monkeypatch, plans.append)
@@ -136,9 +130,6 @@ async def test_a_pool_that_came_later_finds_the_canarys_prompt_computed(
         assert standby.ready is before
         assert not standby.heard("loading")
         assert not standby.heard("fatal")
-    finally:
-        for one in (active, standby):
-            await one.engine.stop()
 
 
 def test_the_first_answer_counts(tmp_path: Path) -> None:
@@ -198,13 +189,13 @@ def test_kinds_are_bounded(tmp_path: Path) -> None:
 async def test_the_key_holds_all_that_can_change_the_answer(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another block size, another context or other code is another kind, so that none of them is called damaged."""
     for number, (code, settings) in enumerate([("x", {}), ("x", {"context_tokens_max": 64}), ("y", {})], 1):
-        monkeypatch.setattr("holdfast.engines.torch.readiness.code_identity", lambda code=code: code)
+        monkeypatch.setattr("holdfast.engines.torch.engine.code_identity", lambda code=code: code)
         r = Rig(vault, **settings)
         await r.load()
         await r.engine.stop()
         known = msgspec.json.decode(answers_in(vault.folder).read_bytes(), type=dict[str, list[int]])
         assert len(known) == number
-        assert r.tenant.canary.known_from == str(answers_in(vault.folder))
+        assert r.hosted.canary.known_from == str(answers_in(vault.folder))
     key = next(iter(known))
     how = ("float32", "exact, blocks of 16", "4096 positions", "1 ranks", "streams", "steps of ", "Holdfast ", "code x")
     for part in (*how, "cpu, torch ", cpu_model(), "1 threads"):
@@ -218,7 +209,7 @@ async def test_a_damaged_file_keeps_no_engine_from_starting(vault: Vault) -> Non
     path = answers_in(vault.folder)
     path.write_text("{")
     first, second, third = Rig(vault), Rig(vault, engine_id=1), Rig(vault, engine_id=1)
-    try:
+    async with rigs(first, second, third):
         await first.load()
         assert path.with_name("canaries.json.bad").read_text() == "{"
         known = json.loads(path.read_text())
@@ -232,9 +223,6 @@ async def test_a_damaged_file_keeps_no_engine_from_starting(vault: Vault) -> Non
         await third.load()
         assert await third.engine.check() == ""
         assert json.loads(path.read_text()) == known
-    finally:
-        for one in (first, second, third):
-            await one.engine.stop()
 
 
 async def test_a_takeover_waits_for_one_step_of_a_check(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,9 +242,7 @@ async def test_a_takeover_waits_for_one_step_of_a_check(vault: Vault, monkeypatc
         async with vault.engine(0, kind="torch") as owner:
             await owner.do("wake", epoch=1)
             await standby.load()
-            async with asyncio.timeout(BOUND_S):
-                while not standby.engine.memory.pool.mapped_is(1):
-                    await asyncio.sleep(0.01)
+            await standby.until_mapped(1)
             on_launch(monkeypatch, heard)
             checking = asyncio.ensure_future(standby.engine.check())
             assert await asyncio.to_thread(began.wait, BOUND_S)

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from holdfast.core.requests import GenerateRequest, Sampling
-from holdfast.engines.paged.sequences import Segment, Stream
-from holdfast.engines.sampling.noise import token_words
-from holdfast.engines.sampling.truncation import truncation
-from holdfast.engines.torch.sampling import SamplingRows, draw, rows_for, told_logprobs
+from holdfast.engines.paged.sequences import PagedStream, Segment
+from holdfast.engines.sampling import token_words, truncation
+from holdfast.engines.torch.sampling import SamplingRows, draw, logprobs_by_stream, rows_for
 
 EOS = 2
 CPU = torch.device("cpu")
@@ -29,7 +28,7 @@ def segment(number: int = 0, tokens: list[int] | None = None, prompt_len: int = 
     stops = given.pop("stops", [])
     sampling = Sampling(given.pop("max_tokens", 99), given.pop("seed", number), **given)
     asked = GenerateRequest("r", text, prompt_len or len(text), sampling, stops)
-    stream = Stream(number, asked, 10_000, frozenset({EOS}))
+    stream = PagedStream(number, asked, 10_000, frozenset({EOS}))
     return Segment(stream, text, 0, [], True)
 
 
@@ -176,11 +175,11 @@ def test_rows_do_not_see_each_other() -> None:
         drawn, other = draw(logits, together), draw(logits.flip(0), backwards)
         assert torch.equal(logits, before)
         assert torch.equal(drawn.tokens, other.tokens.flip(0))
-        told = told_logprobs(drawn, together)
+        told = logprobs_by_stream(drawn, together)
         for row, alone in enumerate(single):
             one = draw(logits[row : row + 1], alone)
             assert one.tokens.tolist() == drawn.tokens[row : row + 1].tolist()
-            assert told_logprobs(one, alone).get(row) == told.get(row)
+            assert logprobs_by_stream(one, alone).get(row) == told.get(row)
             alone.advance(one.tokens)
         together.advance(drawn.tokens)
         backwards.advance(other.tokens)
@@ -260,7 +259,7 @@ def test_logprobs_are_the_models_own() -> None:
         segment(1, temperature=5.0),
         segment(2, temperature=0.0, top_logprobs=0),
     )
-    told = told_logprobs(draw(logits, made), made)
+    told = logprobs_by_stream(draw(logits, made), made)
     expected = logits[0].log_softmax(0).tolist()
     assert set(told) == {0, 2}
     assert told[0].logprob == pytest.approx(expected[3])

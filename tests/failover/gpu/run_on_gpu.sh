@@ -25,7 +25,7 @@ status=0
     echo "== tests, $(date +%T)"
     # Without our conftest (it needs packages that are not there) and without plug-ins' settings.
     timeout 120 "$PYTHON" -m pytest --noconftest -p no:cacheprovider -o addopts= -q -W ignore -rs --durations=8 \
-      tests/failover/gpu/test_gpu_failover.py -k cuda || status=1
+      bench/tests/test_gpu_failover.py -k cuda || status=1
   fi
   echo "== bench, $(date +%T)"
   timeout 340 "$PYTHON" -m bench.failover_gpu.measure --out "$OUT/failover-gpu.json" "$@" || status=1

@@ -14,14 +14,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.health.device_faults import Fault, Severity, Source, device_address
-from holdfast.health.kernel_log import KernelLog
-from holdfast.health.nvml import Nvml, NvmlError
-from holdfast.health.nvml_watch import NvmlWatch
+from holdfast.health.device_faults import DeviceFault, Severity, Source, device_address
+from holdfast.health.fault_sources import KernelLog, Nvml, NvmlError, NvmlWatch
 
 pytestmark = pytest.mark.gpu
 
-CAUSE = Path(__file__).with_name("cause_xid.py")
+CAUSE = Path(__file__).parents[2] / "rigs" / "health" / "cause_xid.py"
 BOUND_S = 15.0
 RESULTS = os.environ.get("HOLDFAST_GPU_RESULTS", "")
 # What an access outside of what is mapped is called: by the memory unit, by the compute unit, and what follows it.
@@ -62,10 +60,10 @@ def cause() -> dict[str, Any]:
     return told
 
 
-def heard_of_a_fault(source: Source) -> tuple[list[Fault], str | None]:
+def heard_of_a_fault(source: Source) -> tuple[list[DeviceFault], str | None]:
     """What a source that reads already says of a fault that is caused now, and the device that had it."""
     told = cause()
-    faults: list[Fault] = []
+    faults: list[DeviceFault] = []
 
     def some() -> bool:
         faults.extend(fault for fault in source.poll() if fault.number)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import get_args
 
 import pytest
-from device_agent import Peer
-from device_contract import CHECKS, Rig
 
 from holdfast.memory.devices import HostDevice, HostSettings
 from holdfast.memory.devices.host import HugePages
 from holdfast.memory.devices.host_room import free_huge_bytes, shared_huge_mode
+from tests.rigs.memory.device_agent import Peer
+from tests.rigs.memory.device_contract import CHECKS, Rig
 
 SLAB_BYTES = 4 * 1024 * 1024
 
@@ -37,5 +36,5 @@ def test_host_keeps_the_contract(rig: Rig, check: Callable[[Rig], None]) -> None
 
 def test_opening_a_host_device_loads_no_gpu_library() -> None:
     """A process with a host device only has neither cuda nor torch in it."""
-    with Peer("host-0", str(Path(__file__).with_name("device_agent.py"))) as peer:
+    with Peer("host-0") as peer:
         assert peer.hello["loaded"] == []

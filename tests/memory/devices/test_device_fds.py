@@ -19,9 +19,11 @@ SIZE = 2 * 1024 * 1024
 
 @pytest.fixture
 def memfd() -> Iterator[int]:
-    """A memfd that could be a slab but for its size, which is not sealed yet."""
+    """A memfd that is a slab."""
     fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.posix_fallocate(fd, 0, SIZE)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SIZE_SEALS)
+    assert check_slab_fd("host-0", fd) == SIZE
     yield fd
     os.close(fd)
 
@@ -54,34 +56,28 @@ def test_a_slab_of_one_device_is_none_of_another() -> None:
     os.close(fd)
 
 
-def test_a_memfd_that_can_shrink_is_refused(memfd: int) -> None:
-    """Its readers could be made to fault."""
-    with pytest.raises(WrongFd, match="size is not sealed"):
-        check_slab_fd("host-0", memfd)
-    fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, SIZE_SEALS)
-    assert check_slab_fd("host-0", memfd) == SIZE
-
-
-def test_a_memfd_with_holes_is_refused(memfd: int) -> None:
-    """Reading a hole would take memory that nobody counted."""
-    os.ftruncate(memfd, 2 * SIZE)
-    fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, SIZE_SEALS)
-    with pytest.raises(WrongFd, match="holes"):
-        check_slab_fd("host-0", memfd)
-
-
-def test_an_empty_memfd_is_refused() -> None:
-    """There is no slab of no bytes."""
-    fd = os.memfd_create("empty", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SIZE_SEALS)
-    with pytest.raises(WrongFd, match="empty"):
+@pytest.mark.parametrize(
+    ("bytes_made", "bytes_said", "seals", "why"),
+    [
+        (SIZE, SIZE, 0, "size is not sealed"),  # its readers could be made to fault
+        (SIZE, 2 * SIZE, SIZE_SEALS, "holes"),  # reading a hole would take memory that nobody counted
+        (0, 0, SIZE_SEALS, "empty"),
+    ],
+)
+def test_a_memfd_that_readers_cannot_trust_is_refused(bytes_made: int, bytes_said: int, seals: int, why: str) -> None:
+    """By the reason; once it is sealed, whole and not empty it is a slab."""
+    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    if bytes_made:
+        os.posix_fallocate(fd, 0, bytes_made)
+    os.ftruncate(fd, bytes_said)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    with pytest.raises(WrongFd, match=why):
         check_slab_fd("host-0", fd)
     os.close(fd)
 
 
 def test_a_memfd_that_cannot_be_sealed_is_refused(memfd: int) -> None:
     """Neither one whose seals are sealed nor a read-only fd of one could ever be committed."""
-    fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, SIZE_SEALS)
     reader = os.open(f"/proc/self/fd/{memfd}", os.O_RDONLY)
     with pytest.raises(WrongFd, match="read-only"):
         check_slab_fd("host-0", reader)
@@ -95,7 +91,6 @@ def test_a_memfd_that_cannot_be_sealed_is_refused(memfd: int) -> None:
 
 def test_a_vault_can_seal_what_it_holds(memfd: int) -> None:
     """Without mapping it; a read-only fd of a sealed slab is a slab."""
-    fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, SIZE_SEALS)
     assert not is_sealed(memfd)
     seal_memfd(memfd)
     reader = os.open(f"/proc/self/fd/{memfd}", os.O_RDONLY)

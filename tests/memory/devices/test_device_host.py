@@ -11,12 +11,12 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from device_agent import Peer
-from device_contract import until
 
 from holdfast.memory.devices import BusyError, DeviceError, HostDevice, HostSettings, OutOfMemory, WrongFd, view
 from holdfast.memory.devices.fds import seal_memfd
 from holdfast.memory.devices.host_room import free_host_bytes
+from tests.rigs.memory.device_agent import Peer
+from tests.rigs.memory.device_contract import until
 
 MIB = 1024 * 1024
 SIZE = 4 * MIB

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.memory.devices import BusyError, DeviceError
-from holdfast.memory.devices.ranges import Mapping, Ranges, scratch_pieces
+from holdfast.memory.devices.ranges import Ranges, SlabMapping, scratch_pieces
 
 PAGE = 16
 PAGES = 12  # two reservations of six pages each, side by side
@@ -30,7 +30,7 @@ def test_it_agrees_with_a_page_by_page_model(places: list[tuple[int, int]], aske
         free = inside and all(page == "." for page in pages[start : start + length])
         if free:
             ranges.check_free(start * PAGE, length * PAGE)
-            ranges.add(Mapping(start * PAGE, length * PAGE, writable=True))
+            ranges.add(SlabMapping(start * PAGE, length * PAGE, writable=True))
             pages[start : start + length] = [chr(ord("a") + number)] * length
         else:
             with pytest.raises(DeviceError):
@@ -55,7 +55,7 @@ def test_it_agrees_with_a_page_by_page_model(places: list[tuple[int, int]], aske
 def test_a_range_in_use_is_not_released() -> None:
     """Nor a part of one."""
     ranges = book()
-    ranges.add(Mapping(PAGE, PAGE, writable=False))
+    ranges.add(SlabMapping(PAGE, PAGE, writable=False))
     with pytest.raises(BusyError):
         ranges.check_release(0, 6 * PAGE)
     with pytest.raises(DeviceError):

@@ -40,12 +40,25 @@ V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n"
 V1_MOUNT = "37 33 0:34 {shown} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
 
 
-def test_without_limits_it_is_what_the_machine_has(tmp_path: Path) -> None:
-    """No cgroup file, or "max" in it, bounds nothing."""
-    root = machine(tmp_path, cgroup="0::/a\n", mountinfo=V2_MOUNT)
-    assert free_host_bytes(root=root) == 1000 * MIB
-    v2(root / "sys/fs/cgroup/a", "max", 10)
-    assert free_host_bytes(root=root) == 1000 * MIB
+@pytest.mark.parametrize(
+    ("groups", "free_mib"),
+    [
+        ({}, 1000),  # no cgroup file bounds nothing, and neither does "max" in it
+        ({"pod/box": ("max", 10, 0)}, 1000),
+        ({"pod/box": ("500", 100, 0)}, 400),
+        ({"pod/box": ("500", 100, 0), "pod": ("600", 550, 0)}, 50),  # a limit far above counts as much as its own
+        ({"pod/box": ("500", 450, 300)}, 350),  # weights just read from disk do not count against their own slabs
+        ({"pod/box": ("100", 150, 0)}, 0),
+    ],
+)
+def test_the_tightest_group_above_the_process_decides(
+    tmp_path: Path, groups: dict[str, tuple[str, int, int]], free_mib: int
+) -> None:
+    """v2: the limit less what is used, page cache aside; never less than nothing."""
+    root = machine(tmp_path, cgroup="0::/pod/box\n", mountinfo=V2_MOUNT)
+    for folder, (limit, used_mib, cache_mib) in groups.items():
+        v2(root / "sys/fs/cgroup" / folder, limit if limit == "max" else str(int(limit) * MIB), used_mib, cache_mib)
+    assert free_host_bytes(root=root) == free_mib * MIB
 
 
 def test_free_pages_kept_by_the_cpus_are_free(tmp_path: Path) -> None:
@@ -56,15 +69,6 @@ def test_free_pages_kept_by_the_cpus_are_free(tmp_path: Path) -> None:
     assert free_host_bytes(root=root) == 1000 * MIB + 200 * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_the_tightest_group_above_the_process_decides(tmp_path: Path) -> None:
-    """v2: a limit far above counts as much as the process's own."""
-    root = machine(tmp_path, cgroup="0::/pod/box\n", mountinfo=V2_MOUNT)
-    v2(root / "sys/fs/cgroup/pod/box", str(500 * MIB), 100)
-    assert free_host_bytes(root=root) == 400 * MIB
-    v2(root / "sys/fs/cgroup/pod", str(600 * MIB), 550)
-    assert free_host_bytes(root=root) == 50 * MIB
-
-
 def test_all_there_is_does_not_depend_on_who_uses_it(tmp_path: Path) -> None:
     """The machine's memory, or the tightest limit above the process, however much of either is taken."""
     root = machine(tmp_path, cgroup="0::/pod/box\n", mountinfo=V2_MOUNT)
@@ -73,13 +77,6 @@ def test_all_there_is_does_not_depend_on_who_uses_it(tmp_path: Path) -> None:
     v2(root / "sys/fs/cgroup/pod/box", "max", 100)
     v2(root / "sys/fs/cgroup/pod", str(600 * MIB), 550)
     assert host_bytes(root) == 600 * MIB
-
-
-def test_page_cache_can_be_given_up(tmp_path: Path) -> None:
-    """Weights just read from disk do not count against their own slabs."""
-    root = machine(tmp_path, cgroup="0::/box\n", mountinfo=V2_MOUNT)
-    v2(root / "sys/fs/cgroup/box", str(500 * MIB), 450, cache_mib=300)
-    assert free_host_bytes(root=root) == 350 * MIB
 
 
 def test_the_first_version_of_cgroups_counts_too(tmp_path: Path) -> None:
@@ -98,13 +95,6 @@ def test_a_container_sees_its_own_part_of_the_tree(tmp_path: Path) -> None:
     root = machine(tmp_path, cgroup="4:memory:/docker/abc\n", mountinfo=V1_MOUNT.format(shown="/docker/abc"))
     v1(root / "sys/fs/cgroup/memory", 256 * MIB, 56)
     assert free_host_bytes(root=root) == 200 * MIB
-
-
-def test_used_up_is_nothing_and_not_less(tmp_path: Path) -> None:
-    """A group over its limit has no room."""
-    root = machine(tmp_path, cgroup="0::/box\n", mountinfo=V2_MOUNT)
-    v2(root / "sys/fs/cgroup/box", str(100 * MIB), 150)
-    assert free_host_bytes(root=root) == 0
 
 
 def test_this_machine_has_some() -> None:

@@ -16,14 +16,11 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "devices"))
-
-from device_agent import Peer
-from device_contract import CHECKS, Rig, mapped, slab, until
-from gpu_agent import engine
-
-from bench.gpu.smi import used_mib
 from holdfast.memory.devices import Device, FdKind, WrongFd, fd_kind, open_device
+from tests.rigs.gpu.smi import used_mib
+from tests.rigs.memory.device_agent import Peer
+from tests.rigs.memory.device_contract import CHECKS, Rig, mapped, slab, until
+from tests.rigs.memory.gpu_agent import engine
 
 pytestmark = [
     pytest.mark.gpu,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,13 +10,21 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from torch_agent import Engine
-from torch_story import Bag, answer, bytes_in, fresh, granted, inside, loaded, on_meta, shared, torch
-from vault_rig import Rig
-
 from holdfast.memory.torch.glue import materialise, stage
+from tests.rigs.memory.torch_agent import Engine
+from tests.rigs.memory.torch_modules import (
+    Bag,
+    answer,
+    bytes_in,
+    fresh,
+    granted,
+    inside,
+    loaded,
+    on_meta,
+    shared,
+    torch,
+)
+from tests.rigs.memory.vaults import Rig
 
 pytestmark = [
     pytest.mark.gpu,

@@ -17,14 +17,13 @@ from typing import Any
 
 import pytest
 
-from bench.gpu.smi import used_mib
-from holdfast.memory.client.levels import demote, promote
-from holdfast.memory.errors import VaultRefused
+from holdfast.memory.client.calls import VaultRefused, demote, promote
 from holdfast.memory.protocol import Moved
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
-from holdfast.testing.children import Child
 from holdfast.testing.processes import vault_pair
+from tests.rigs.children import Child
+from tests.rigs.gpu.smi import used_mib
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,7 +31,7 @@ pytestmark = [
 ]
 
 FIGURES: dict[str, Any] = {}
-ENGINE = Path(__file__).with_name("vault_engine.py")
+ENGINE = Path(__file__).parents[2] / "rigs" / "memory" / "gpu_vault_engine.py"
 ENGINE_S = 60.0
 CONTEXT_MIB_MAX = 1024  # of a vault that has weights in pinned memory: about half of it (facts 6)
 DRIVER_MIB_MAX = 64  # of a process whose context is gone, if anything
@@ -101,7 +100,7 @@ def test_weights_outlive_everything_but_the_vaults_pair(vault: VaultProcesses, g
 
 def test_weights_go_to_pinned_memory_and_back(vault: VaultProcesses) -> None:
     """Demoted, the GPU has its bytes back but for the vault's context; promoted, every word is what it was, and the
-    context is gone too. `holdfast bench warm --device cuda-0 --gib 16` measures it again and again."""
+    context is gone too. `python -m bench.warm --device cuda-0 --gib 16` measures it again and again."""
     gib, path = 16, vault.settings.socket_path
     before_mib = used_mib()
     writer = Engine(vault, "write", gib)

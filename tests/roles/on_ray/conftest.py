@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from ray_place import made_cluster
+
+from tests.rigs.roles.ray_cluster import made_cluster
 
 
 @pytest.fixture(scope="session")

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from ray_place import BOUND_S, DEVICES, SIM, STREAMS, RayPlace, answers, note
 
 from holdfast.supervise.incidents import read_incidents
 from holdfast.testing.processes import state_of
+from tests.rigs.roles.ray_cluster import BOUND_S, DEVICES, SIM, STREAMS, RayPlace, answers, note
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone]
 

@@ -8,9 +8,9 @@ import time
 from typing import Any
 
 import pytest
-from ray_place import BOUND_S, SIM, STREAMS, RayPlace, answers, made_cluster, note
 
 from holdfast.testing.processes import state_of
+from tests.rigs.roles.ray_cluster import BOUND_S, SIM, STREAMS, RayPlace, answers, made_cluster, note
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone]
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_place import BOUND_S, DEVICES, SIM, RayPlace, note
+
+from tests.rigs.roles.ray_cluster import BOUND_S, DEVICES, SIM, RayPlace, note
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.testing.waiting import wait_until
-from two_machines import ASK, Machines, two_machines
+from tests.rigs.two_machines import ASK, Machines, two_machines
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone]
 

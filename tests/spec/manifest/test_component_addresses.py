@@ -7,13 +7,13 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from manifests import RIGHT, accepted, worker
 from msgspec.structs import replace
 
 from holdfast.discovery.keys import admits
 from holdfast.spec.manifest.addresses import address_of, peers_of
 from holdfast.spec.manifest.parts import NAME
 from holdfast.spec.manifest.types import Manifest, Metadata
+from tests.rigs.manifests import RIGHT, accepted, worker
 
 PLAIN = accepted(RIGHT)
 

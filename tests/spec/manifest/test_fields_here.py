@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from manifests import accepted
 from test_manifest_fields import FIELDS, MAIN, SECRET, manifest_with
 from test_manifest_secrets import Source
 
@@ -17,6 +16,7 @@ from holdfast.spec.manifest.addresses import address_of
 from holdfast.spec.manifest.checking import Checked, check
 from holdfast.spec.manifest.local import Machine
 from holdfast.spec.manifest.whole import findings, unheard, whole
+from tests.rigs.manifests import accepted
 
 SECRETS = Source({"s": {"k": "one", "l": "two"}, "t": {"k": "three"}})
 MACHINE = Machine(Path("/tmp/hf"), {"HOME": "/"}, secret_source=SECRETS)

@@ -8,22 +8,21 @@ from typing import Any
 
 import msgspec
 import pytest
-from manifests import RIGHT, accepted, worker
 
 from holdfast.cli.arguments import with_values
-from holdfast.cli.start import Control, Frontend, Worker
+from holdfast.cli.start import ControlCommand, FrontendCommand, WorkerCommand
 from holdfast.core.errors import UserError
 from holdfast.settings import read_environment
 from holdfast.spec.arguments import options_of, parse
 from holdfast.spec.commands import asked, control_by, frontend_by, worker_by
 from holdfast.spec.deployment import seat_at
 from holdfast.spec.jobs import Job
-from holdfast.spec.launch import FrontendLaunch, Launch, StoredLaunch, StoreLaunch, VaultLaunch, WorkerLaunch
+from holdfast.spec.launch import FrontendLaunch, Launch, Probes, StoredLaunch, StoreLaunch, VaultLaunch, WorkerLaunch
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.local import Machine, replica_launches, seats_of
 from holdfast.spec.manifest.pods import pods
 from holdfast.spec.manifest.whole import cramped, findings, unheard, whole
-from holdfast.spec.probes import Probes
+from tests.rigs.manifests import RIGHT, accepted, worker
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 HOME = {"HOME": "/nowhere"}
@@ -64,7 +63,7 @@ def workers(found: list[Launch]) -> list[WorkerLaunch]:
 def test_a_containers_words_mean_what_they_mean_by_hand(command: str, words: str) -> None:
     """For the same environment: what `holdfast COMMAND` would be started with."""
     env = read_environment({**HOME, "HOLDFAST_LOG": "debug", "DYN_SYSTEM_PORT": "9090", "DYN_HTTP_PORT": "9"})
-    by_hand: Any = {"worker": Worker, "frontend": Frontend, "control": Control}[command].of(env)
+    by_hand: Any = {"worker": WorkerCommand, "frontend": FrontendCommand, "control": ControlCommand}[command].of(env)
     options = options_of(by_hand, command)
     by_hand = with_values(by_hand, options, parse(words.split(), options, command))
     pattern: Any = {"worker": worker_by, "frontend": frontend_by, "control": control_by}[command](env)

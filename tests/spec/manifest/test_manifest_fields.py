@@ -9,7 +9,6 @@ from typing import Any, get_args
 import msgspec
 import pytest
 import yaml
-from manifests import RIGHT, problems, warnings
 
 from holdfast.fleet.wishing import model_of, scaling_of
 from holdfast.rollout.wishes import revision_of
@@ -18,6 +17,7 @@ from holdfast.spec.manifest.parts import Section
 from holdfast.spec.manifest.pods import pods
 from holdfast.spec.manifest.types import Manifest
 from holdfast.spec.settings import fields_of
+from tests.rigs.manifests import RIGHT, problems, warnings
 
 WORKER = "spec.services.Worker"
 MAIN = f"{WORKER}.extraPodSpec.mainContainer"

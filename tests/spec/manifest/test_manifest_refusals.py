@@ -9,14 +9,12 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from manifests import END_LINE, RIGHT, accepted, problems, warnings, worker
 
-from holdfast.spec.manifest.checking import check
+from holdfast.spec.manifest.checking import check, fields_by_name
 from holdfast.spec.manifest.pods import pods
-from holdfast.spec.manifest.problems import SHOWN_MAX
-from holdfast.spec.manifest.reading import BYTES_MAX, DEPTH_MAX, NODES_MAX
-from holdfast.spec.manifest.shaping import fields_by_name
-from transcript_book import FOLDER, must_go_as_written
+from holdfast.spec.manifest.yaml_text import BYTES_MAX, DEPTH_MAX, NODES_MAX, SHOWN_MAX
+from tests.rigs.manifests import END_LINE, RIGHT, accepted, problems, warnings, worker
+from tests.rigs.transcripts import FOLDER, must_go_as_written
 
 TABLE = FOLDER / "manifest_refusals.txt"
 FRONTEND = "      componentType: frontend\n"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from manifests import RIGHT, accepted, worker
 
 from holdfast.spec.manifest.pod import Container, Pod, Question
 from holdfast.spec.manifest.pods import pods
-from transcript_book import must_go_as_written, transcripts
+from tests.rigs.manifests import RIGHT, accepted, worker
+from tests.rigs.transcripts import must_go_as_written, stories, transcripts
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -53,7 +53,7 @@ class Plans:
         return [f"  {line}" for pod in pods(manifest) for line in pod_lines(pod)]
 
 
-@pytest.mark.parametrize("path", transcripts("pods"), ids=lambda path: path.stem)
+@stories("pods", least=1)
 def test_the_plan_of_an_example_goes_as_written(path: Path) -> None:
     """Every container of every example, with all it is told and asked."""
     must_go_as_written(path, Plans)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.spec.manifest.checking import check
-from holdfast.spec.manifest.writing import in_yaml, plain
+from holdfast.spec.manifest.yaml_text import in_yaml, plain
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
 # Words that one reader of YAML or another takes for something else.

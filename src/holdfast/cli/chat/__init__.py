@@ -1,1 +1,1 @@
-"""`holdfast chat`: a conversation in the terminal that shows where an engine died and its standby went on."""
+"""`holdfast chat` holds a conversation in the terminal and shows where an engine died and its standby continued."""

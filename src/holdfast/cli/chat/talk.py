@@ -1,7 +1,7 @@
-"""`holdfast chat`: talk to a server in the terminal. An engine that dies under an answer is a mark in the margin.
+"""`holdfast chat` talks to a server in the terminal and marks in the margin where an engine died during an answer.
 
-Always true: a message that got no whole answer is kept, and sent again when Enter is pressed; the conversation has only
-what the person saw answered, or stopped.
+Always true: a message without a complete answer is kept, and sent again when the user presses Enter. The conversation
+has only answers that the user saw completed, or stopped.
 """
 
 from __future__ import annotations
@@ -14,25 +14,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from holdfast.cli.api_keys import api_keys_in, read_keys
-from holdfast.cli.arguments import Asked
-from holdfast.cli.chat.events import ChatTrouble, Ended, Resumed, Said, Waiting
-from holdfast.cli.chat.server import Server
-from holdfast.cli.chat.view import View, view_for, visible
+from holdfast.cli.api_keys import first_key, read_keys
+from holdfast.cli.arguments import CommandOptions
+from holdfast.cli.chat.server import AnswerEnd, AnswerResumed, AnswerText, AnswerWaits, ChatTrouble, Server
+from holdfast.cli.chat.view import AnswerView, view_for, visible
 from holdfast.cli.checks import readable
 from holdfast.cli.screen import tilde
 from holdfast.cli.terminal import Terminal
 from holdfast.core.errors import UserError
-from holdfast.core.tiers import split_key
 from holdfast.roles.model_names import NOTES
 from holdfast.settings import Environment
+from holdfast.spec.launch import RecordedLaunch
 from holdfast.spec.settings import Settings, about
 from holdfast.supervise.records import read_launch
 from holdfast.supervise.status import look, web_address
 from holdfast.wire.net import SocketNetwork
 
-PIPED_BYTES_MAX = 16 * 1024 * 1024  # what a frontend takes as one request, by default
-STOPPED = 130  # as shells have it for SIGINT
+PIPED_BYTES_MAX = 16 * 1024 * 1024  # a frontend's default limit for a request
+STOPPED = 130  # exit status in shells after SIGINT
 _CHAT = ("chat",)
 HELP = """\
 Enter sends a line; the whole conversation goes with it.
@@ -42,8 +41,8 @@ Ctrl-C stops an answer, and leaves at the prompt; Ctrl-D leaves.
 When an answer broke off, Enter on an empty line sends the same message again."""
 
 
-class Wishes(Settings, frozen=True):
-    """What goes with every question; None: the server's choice."""
+class RequestParameters(Settings, frozen=True):
+    """The parameters sent with every message; None: the server's default."""
 
     system: Annotated[str, about("System prompt.", commands=_CHAT)] = ""
     max_tokens: Annotated[int | None, about("Maximum answer length in tokens.", min=1, commands=_CHAT)] = None
@@ -53,9 +52,7 @@ class Wishes(Settings, frozen=True):
     seed: Annotated[int | None, about("Sampling seed; the same seed gives the same answer.", commands=_CHAT)] = None
 
 
-class Chat(Asked, frozen=True):
-    """`holdfast chat`."""
-
+class ChatCommand(CommandOptions, frozen=True):
     message: Annotated[
         str, about("One message to send (default: piped input, else an interactive chat).", positional=True)
     ] = ""
@@ -67,7 +64,7 @@ class Chat(Asked, frozen=True):
     api_key_file: Annotated[
         Path | None, about("File with the API key (a command line is visible to other users).", commands=_CHAT)
     ] = None
-    wishes: Annotated[Wishes, about("Request parameters sent with every message.")] = Wishes()
+    parameters: Annotated[RequestParameters, about("Request parameters sent with every message.")] = RequestParameters()
 
     def run(self, env: Environment) -> int:
         return run_chat(self, env.state_dir if self.url else readable(env.state_dir))
@@ -75,34 +72,33 @@ class Chat(Asked, frozen=True):
 
 @dataclass(slots=True)
 class Conversation:
-    """What was said so far."""
-
     model: str
-    wishes: Wishes
+    parameters: RequestParameters
     messages: list[dict[str, str]] = field(default_factory=list)
-    unanswered: str = ""  # asked last, without a whole answer
+    unanswered: str = ""  # the last message, if it has no complete answer
 
     def start_over(self) -> None:
         self.messages, self.unanswered = [], ""
 
     def request(self) -> dict[str, Any]:
-        wishes = self.wishes
-        system = [{"role": "system", "content": wishes.system}] if wishes.system else []
+        parameters = self.parameters
+        system = [{"role": "system", "content": parameters.system}] if parameters.system else []
         asked = {"role": "user", "content": self.unanswered}
         body: dict[str, Any] = {"model": self.model, "messages": [*system, *self.messages, asked]}
-        chosen = {"max_tokens": wishes.max_tokens, "temperature": wishes.temperature, "seed": wishes.seed}
+        chosen = {"max_tokens": parameters.max_tokens, "temperature": parameters.temperature, "seed": parameters.seed}
         return body | {name: value for name, value in chosen.items() if value is not None}
 
-    def answered(self, text: str) -> None:
-        """Also for an answer the person stopped: what was shown was said. Nothing shown: it was never asked."""
+    def add_answer(self, text: str) -> None:
+        """Add the message and its answer, even one that the user stopped, because they saw it. If the answer has no
+        text, drop the message."""
         if text:
             asked = {"role": "user", "content": self.unanswered}
             self.messages += [asked, {"role": "assistant", "content": text}]
         self.unanswered = ""
 
 
-def run_chat(asked: Chat, state_dir: Path) -> int:
-    """Without an API key that of the deployment here is used, if it was started with one."""
+def run_chat(asked: ChatCommand, state_dir: Path) -> int:
+    """Run `holdfast chat`. Without an API key, use the key of the deployment running here, if it has one."""
     message = asked.message
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a letter must not end the chat
@@ -110,10 +106,10 @@ def run_chat(asked: Chat, state_dir: Path) -> int:
         message = _piped()
     key = asked.api_key
     if asked.api_key_file is not None:
-        key = split_key(read_keys(asked.api_key_file)[0])[0]
+        key = first_key(read_keys(asked.api_key_file))
     server = Server.at(asked.url, key) if asked.url else _running_here(state_dir, key)
     try:
-        conversation = Conversation(asked.model or server.model(), asked.wishes)
+        conversation = Conversation(asked.model or server.model(), asked.parameters)
         terminal = Terminal()
         if message:
             return _ask_once(server, conversation, terminal, message)
@@ -132,53 +128,49 @@ def _piped() -> str:
     return text
 
 
-# -- who is there to talk to
+# -- the server to talk to
 
 
 def _running_here(state_dir: Path, api_key: str) -> Server:
-    """The frontend in this state directory, preferably one that can serve."""
+    """Return the frontend in this state directory, preferably one that can serve."""
     statuses = [status for status in asyncio.run(look(state_dir, SocketNetwork())) if status.role == "frontend"]
     found = [status for status in statuses if status.pid and status.state != "dead" and status.address]
     found.sort(key=lambda status: status.state != "ready")
     if not found:
         states = "".join(f"; its {status.name} is {status.state}" for status in statuses[:1])
-        start = "`holdfast ps` shows more" if statuses else "start one with `holdfast up`"
+        start = "`holdfast status` shows more" if statuses else "start one with `holdfast up`"
         raise UserError(f"no server runs in {tilde(state_dir)}{states}; {start}, or name another with --url")
-    return Server.at(web_address(found[0].address), api_key or _key_of(state_dir, found[0].name))
-
-
-def _key_of(state_dir: Path, name: str) -> str:
-    """Written down by `holdfast up` for this person alone."""
-    keys = api_keys_in(read_launch(state_dir, name))
-    return split_key(keys[0])[0] if keys else ""
+    launch = RecordedLaunch.of(read_launch(state_dir, found[0].name))
+    return Server.at(web_address(found[0].address), api_key or first_key(launch.api_keys))
 
 
 # -- asking
 
 
-def _answer(server: Server, conversation: Conversation, view: View) -> bool:
-    """Ask what is unanswered and show what comes; False if the person stopped it. ChatTrouble if it broke off."""
+def _answer(server: Server, conversation: Conversation, view: AnswerView) -> bool:
+    """Send the unanswered message and show the answer. Return False if the user stopped it; raise ChatTrouble if it
+    broke off."""
     parts: list[str] = []
-    ended: Ended | None = None
+    ended: AnswerEnd | None = None
     stopped = False
     try:
         with contextlib.closing(server.answer(conversation.request())) as events:
             for event in events:
                 match event:
-                    case Said(text):
+                    case AnswerText(text):
                         parts.append(text)
-                        view.said(text)
-                    case Resumed(pause_s):
-                        view.resumed(pause_s)
-                    case Waiting(place):
-                        view.waiting(place)
-                    case Ended():
+                        view.add_text(text)
+                    case AnswerResumed(pause_s):
+                        view.add_pause(pause_s)
+                    case AnswerWaits(place):
+                        view.show_waiting(place)
+                    case AnswerEnd():
                         ended = event
     except KeyboardInterrupt:
         stopped = True
     finally:
         view.end(ended)
-    conversation.answered("".join(parts))
+    conversation.add_answer("".join(parts))
     return not stopped
 
 
@@ -224,5 +216,5 @@ def _ask(server: Server, conversation: Conversation, terminal: Terminal) -> None
 
 
 def _sendable(text: str) -> str:
-    """Bytes of a terminal that are no text become question marks, or they could not be sent."""
+    """Return the text with question marks for bytes that are not text, which could not be sent."""
     return text.encode(errors="replace").decode()

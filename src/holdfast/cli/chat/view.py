@@ -1,7 +1,7 @@
-"""How a chat's answer is shown: word by word within a margin, where a mark says that another engine went on from here.
+"""Shows a chat's answer word by word within a margin; a mark there shows where another engine continued.
 
-Always true: on a terminal no line reaches its last column, so the cursor is where it is thought to be, and nothing a
-model says can move it; elsewhere standard output has the text as it came and nothing else.
+Always true: on a terminal no line reaches the last column, so the cursor's position is known, and no text of a model
+can move it. Elsewhere standard output has only the unchanged text.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import sys
 import textwrap
 from typing import Protocol
 
-from holdfast.cli.chat.events import Ended
+from holdfast.cli.chat.server import AnswerEnd
 from holdfast.cli.terminal import Terminal, cells, write_out
 
 MARK = "↻"
 MARGIN = 2
-WIDTH_MIN = 8  # no real terminal is as narrow; the words of one are broken
+WIDTH_MIN = 8  # real terminals are wider; on a narrower one words are broken
 TAB = "    "
 WAITING = "… no engine is up; waiting"
 IN_LINE = "… every engine is full; place {} in line"
 
 _RUNS = re.compile(r"\n|[ \t]+|[^ \t\n]+")
-# Everything that moves a cursor or speaks to the terminal, but for line ends and tabs.
+# Everything that moves a cursor or controls the terminal, except line ends and tabs.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -30,62 +30,58 @@ def visible(text: str) -> str:
     return _CONTROLS.sub("", text)
 
 
-def pause_words(pause_s: float) -> str:
-    return f"{pause_s * 1000:.0f} ms" if pause_s < 1 else f"{pause_s:.1f} s"
-
-
-def notes(pauses_s: list[float], ended: Ended | None) -> list[str]:
-    """What is said below an answer."""
-    said = []
+def notes(pauses_s: list[float], ended: AnswerEnd | None) -> list[str]:
+    """Return the lines shown below an answer."""
+    lines = []
     if pauses_s:
         times = f" {len(pauses_s)} times" if len(pauses_s) > 1 else ""
-        pauses = ", ".join(map(pause_words, pauses_s))
-        note = f"{MARK} an engine died during this answer{times}; its standby continued after {pauses}"
+        pauses = ", ".join(f"{one * 1000:.0f} ms" if one < 1 else f"{one:.1f} s" for one in pauses_s)
+        note = f"{MARK} this answer was interrupted{times}; it continued after {pauses}"
         inexact = ended is not None and not ended.exact
-        said.append(note + ("; the rest may differ from an uninterrupted answer" if inexact else ""))
+        lines.append(note + ("; the rest may differ from an uninterrupted answer" if inexact else ""))
     if ended is not None and ended.finish == "length":
-        said.append("… the answer was cut off at its limit of tokens")
-    return said
+        lines.append("… the answer was cut off at its limit of tokens")
+    return lines
 
 
-class View(Protocol):
-    """One answer as it comes."""
+class AnswerView(Protocol):
+    """Shows one answer as it arrives."""
 
-    def said(self, text: str) -> None: ...
+    def add_text(self, text: str) -> None: ...
 
-    def resumed(self, pause_s: float) -> None: ...
+    def add_pause(self, pause_s: float) -> None: ...
 
-    def waiting(self, place: int = 0) -> None: ...
+    def show_waiting(self, place: int = 0) -> None: ...
 
-    def end(self, ended: Ended | None) -> None:
-        """Nothing more comes; None: it was stopped or broke off."""
+    def end(self, ended: AnswerEnd | None) -> None:
+        """Finish the answer; None: it was stopped or broke off."""
 
 
 class PlainView:
-    """The text as it came; what is about it goes to standard error."""
+    """Writes the text unchanged; notes go to standard error."""
 
     def __init__(self, *, terminal: bool = False) -> None:
         self._terminal = terminal
         self._at_line_start = True
-        self._waits = ""  # as it was told
+        self._waits = ""  # the note that was shown last
         self._pauses_s: list[float] = []
 
-    def said(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         self._waits = ""
         text = visible(text) if self._terminal else text
         self._at_line_start = text.endswith("\n") if text else self._at_line_start
         write_out(text)
 
-    def resumed(self, pause_s: float) -> None:
+    def add_pause(self, pause_s: float) -> None:
         self._pauses_s.append(pause_s)
 
-    def waiting(self, place: int = 0) -> None:
+    def show_waiting(self, place: int = 0) -> None:
         words = _waiting(place)
         if self._waits != words:
             self._waits = words
             sys.stderr.write(f"{words}\n")
 
-    def end(self, ended: Ended | None) -> None:
+    def end(self, ended: AnswerEnd | None) -> None:
         if not self._at_line_start:
             write_out("\n")
         for note in notes(self._pauses_s, ended):
@@ -93,23 +89,23 @@ class PlainView:
 
 
 class MarginView:
-    """For a terminal that can move its cursor."""
+    """Shows the text beside a margin, on a terminal that can move its cursor."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
         self._width = max(WIDTH_MIN, terminal.width - MARGIN - 1)
-        self._open = False  # the line has its margin
-        self._column = 0  # cells used behind the margin
-        self._word = ""  # the end of the line, as far as it may belong to a word that goes on
-        self._wrapped = True  # this line begins none of the text's: white space before its first word is left out
-        # Lines end when the next one has something in it, so the last line can still get a mark.
+        self._open = False  # the line's margin is written
+        self._column = 0  # cells used after the margin
+        self._word = ""  # last letters of the line: more of the same word may follow
+        self._wrapped = True  # the line continues one of the text: white space before its first word is left out
+        # A line ends only when the next one has text, so the last line can still get a mark.
         self._breaks = 0
-        self._full = False  # white space came that the line has no room for
-        self._marked = False  # the next margin has the mark
-        self._waits = ""  # as it was told
+        self._full = False  # the line has no room for the white space that came
+        self._marked = False  # the next margin gets the mark
+        self._waits = ""  # the note that was shown last
         self._pauses_s: list[float] = []
 
-    def said(self, text: str) -> None:
+    def add_text(self, text: str) -> None:
         self._wait_over()
         for run in _RUNS.findall(visible(text)):
             if run == "\n":
@@ -122,12 +118,12 @@ class MarginView:
                 self._letters(run)
         self._terminal.file.flush()
 
-    def resumed(self, pause_s: float) -> None:
+    def add_pause(self, pause_s: float) -> None:
         self._pauses_s.append(pause_s)
         self._marked = True
 
-    def waiting(self, place: int = 0) -> None:
-        """A note below the text, taken away again when the text goes on."""
+    def show_waiting(self, place: int = 0) -> None:
+        """Show a note below the text; it is removed when the text continues."""
         words = _waiting(place)
         if self._waits == words:
             return
@@ -137,9 +133,9 @@ class MarginView:
         self._write(self._terminal.styled(words[: self._width], "dim"))
         self._terminal.file.flush()
 
-    def end(self, ended: Ended | None) -> None:
+    def end(self, ended: AnswerEnd | None) -> None:
         self._wait_over()
-        if self._marked and self._open:  # no next line came: then this one has the mark
+        if self._marked and self._open:  # no further line came, so this one gets the mark
             self._write("\r")
             self._mark()
             self._write(f"\x1b[{MARGIN - 1 + self._column}C" if self._column else "")
@@ -192,7 +188,7 @@ class MarginView:
     def _letters(self, run: str) -> None:
         width, word_width = cells(run), cells(self._word)
         if self._column + width > self._width and word_width + width <= self._width:
-            # The word turns out too long for this line: take back what is shown of it.
+            # The word is too long for this line: erase its beginning and move it to the next line.
             word = self._word
             self._write(f"\x1b[{word_width}D\x1b[K" if word else "")
             self._next_line(wrapped=True)
@@ -219,6 +215,6 @@ def _waiting(place: int) -> str:
     return IN_LINE.format(place) if place else WAITING
 
 
-def view_for(terminal: Terminal) -> View:
-    """What this output can show."""
+def view_for(terminal: Terminal) -> AnswerView:
+    """Return the view that this output can show."""
     return MarginView(terminal) if terminal.can_move else PlainView(terminal=terminal.is_terminal)

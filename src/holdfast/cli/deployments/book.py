@@ -19,7 +19,7 @@ from holdfast.cli.checks import check_store, readable
 from holdfast.cli.deployments.names import PROCESSES, bare
 from holdfast.cli.screen import tilde
 from holdfast.core.errors import UserError
-from holdfast.core.tasks import beside, set_within
+from holdfast.core.tasks import beside, done_within
 from holdfast.discovery.keys import DEPLOYMENTS, HISTORY, MODELS, NODES, ROLLOUTS, STEWARDS
 from holdfast.rollout import machine
 from holdfast.rollout.history import Entry
@@ -27,7 +27,7 @@ from holdfast.rollout.machine import Memory
 from holdfast.rollout.records import Change, Wanted, ask, read_entry, read_wanted
 from holdfast.rollout.status import Report
 from holdfast.rollout.steward import Steward, decode
-from holdfast.spec.nearest import nearest
+from holdfast.spec.arguments import nearest
 from holdfast.spec.settings import about
 from holdfast.store.contract import Store, StoreUnavailable
 from holdfast.store.mirror import Mirror
@@ -96,7 +96,7 @@ class Book:
 
     async def news(self, bound_s: float) -> None:
         """Returns when something was heard, or the time is over."""
-        await set_within(self._mirror.news, bound_s)
+        await done_within(self._mirror.news.wait(), bound_s)
         self._mirror.news.clear()
 
     @property
@@ -137,13 +137,13 @@ class Book:
             return found
         if name in self.fleets:
             each = "`holdfast evict KEY --forget` takes one away, `holdfast down` the fleet"
-            raise UserError(f"{name} is a fleet, whose models `holdfast models` shows; {each}")
+            raise UserError(f"{name} is a fleet, whose models `holdfast get models` shows; {each}")
         if not names:
             raise UserError("there are no deployments; `holdfast up -f FILE` starts one")
         if not name:
             raise UserError(f"which one? There are {', '.join(names)}")
         if name in PROCESSES:
-            raise UserError(f"there is no deployment {name!r}; `holdfast ps` shows its processes")
+            raise UserError(f"there is no deployment {name!r}; `holdfast status` shows its processes")
         near = nearest(name, names, NEAR)
         raise UserError(f"there is no deployment {name!r}; " + (f"did you mean {near}?" if near else _there(names)))
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from holdfast.cli.arguments import Asked, Filename
+from holdfast.cli.arguments import CommandOptions, Filename
 from holdfast.cli.deployments.book import (
     WITH_FLEETS,
     Book,
@@ -42,13 +42,13 @@ from holdfast.settings import Environment, handed_on
 from holdfast.spec.arguments import UsageError
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.secrets import refers
-from holdfast.spec.manifest.writing import in_yaml, plain
+from holdfast.spec.manifest.yaml_text import in_yaml, plain
 from holdfast.supervise.secrets import SecretFiles
 
 DIFFERS = 1
 
 
-class Apply(Asked, frozen=True):
+class Apply(CommandOptions, frozen=True):
     """`holdfast apply`."""
 
     file: Filename = None
@@ -62,7 +62,7 @@ class Apply(Asked, frozen=True):
         timeout_s, said = seconds("--timeout", self.timeout), said_in("apply", self.file)
         if fleet := manifest.fleet_of(said, self.store, env):
             if self.output:
-                raise UsageError(f"-o: {fleet} is a fleet, whose models `holdfast models --json` shows")
+                raise UsageError(f"-o: {fleet} is a fleet, whose models `holdfast get models --json` shows")
             manner = Manner(self.wait, timeout_s, as_json=False)
             return manifest.apply(said, self.store, env, manner, dry_run=self.dry_run)
         url, files = store_of(self.store, env.state_dir), SecretFiles(env.state_dir, env.secrets_dir)
@@ -141,7 +141,7 @@ def _kept_here(book: Book, name: str) -> Seen:
     return carried(book, name)
 
 
-class Diff(Asked, frozen=True):
+class Diff(CommandOptions, frozen=True):
     """`holdfast diff`: 0 nothing would change, 1 something would, more: it could not be found out."""
 
     file: Filename = None

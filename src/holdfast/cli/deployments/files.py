@@ -18,10 +18,10 @@ from holdfast.roles.small_files import read_small
 from holdfast.rollout.wishes import revision_of
 from holdfast.spec.arguments import UsageError
 from holdfast.spec.manifest.checking import check
-from holdfast.spec.manifest.reading import BYTES_MAX
 from holdfast.spec.manifest.rules import Rules
 from holdfast.spec.manifest.secrets import SecretSource
 from holdfast.spec.manifest.types import Manifest
+from holdfast.spec.manifest.yaml_text import BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Annotated
 
-from holdfast.cli.arguments import Asked
+from holdfast.cli.arguments import CommandOptions
 from holdfast.cli.deployments.book import WITH_FLEETS, Seen, StoreOption, answered, opened, store_of
 from holdfast.cli.deployments.names import KINDS
 from holdfast.cli.deployments.words import TITLES, Format, as_object, name_of, row, written
@@ -15,7 +15,7 @@ from holdfast.settings import Environment
 from holdfast.spec.settings import about
 
 
-class Get(Asked, frozen=True):
+class Get(CommandOptions, frozen=True):
     """`holdfast get`."""
 
     name: Annotated[

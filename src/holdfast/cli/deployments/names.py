@@ -13,7 +13,7 @@ from holdfast.spec.settings import about
 
 _WHOLE = ("dynamographdeployment", "dynamographdeployments")
 KINDS = ("dgd", *_WHOLE, *(f"{one}.nvidia.com" for one in _WHOLE), "deployment", "deployments", "deploy")
-PROCESSES = ("pods", "pod", "po", "all", "services", "service", "svc")  # what `holdfast ps` shows
+PROCESSES = ("pods", "pod", "po", "all", "services", "service", "svc")  # what `holdfast status` shows
 
 Name = Annotated[
     str,

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-from holdfast.cli.arguments import Asked, Filename
+from holdfast.cli.arguments import CommandOptions, Filename
 from holdfast.cli.deployments.book import (
     ANSWER_S,
     WITH_FLEETS,
@@ -46,7 +46,7 @@ ENDED_S = 30.0  # for a supervisor whose deployment is gone: it stops a control 
 LOOK_S = 0.05
 
 
-class Delete(Asked, frozen=True):
+class Delete(CommandOptions, frozen=True):
     """`holdfast delete`."""
 
     name: Annotated[str, about("Deployment name.", positional=True, flag="NAME", kinds=KINDS)] = ""

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from msgspec.structs import replace
 
-from holdfast.cli.arguments import Asked
+from holdfast.cli.arguments import CommandOptions
 from holdfast.cli.deployments.book import Seen, StoreOption, answered, asked_for, carried, known, opened, store_of
 from holdfast.cli.deployments.names import Name
 from holdfast.cli.deployments.waiting import DryRun, Timeout, Wait, in_place, seconds
@@ -17,14 +17,14 @@ from holdfast.cli.terminal import write_out
 from holdfast.core.errors import UserError
 from holdfast.rollout.history import Entry, way_back
 from holdfast.rollout.records import applied, of_kept, paused, resumed
-from holdfast.rollout.status import Verdict
+from holdfast.rollout.status import RolloutState
 from holdfast.settings import Environment
 from holdfast.spec.settings import about
 
 TITLES = ("revision", "age", "cause", "outcome")
 
 
-class Status(Asked, frozen=True):
+class Status(CommandOptions, frozen=True):
     """`holdfast rollout status`."""
 
     name: Name = ""
@@ -56,10 +56,10 @@ def _show(seen: Seen) -> int:
     screen.line(f"{seen.name}: {report.headline}")
     for service in report.services:
         screen.line(f"  {service}")
-    return int(report.verdict in (Verdict.UNDONE, Verdict.STUCK) or report.is_unwell)
+    return int(report.state in (RolloutState.UNDONE, RolloutState.STUCK) or report.is_unwell)
 
 
-class History(Asked, frozen=True):
+class History(CommandOptions, frozen=True):
     """`holdfast rollout history`."""
 
     name: Name = ""
@@ -90,7 +90,7 @@ def _manifest(seen: Seen, number: int, form: str | None) -> str:
     kept = {entry.number: entry for entry in seen.entries}
     if number not in kept:
         raise UserError(f"revision {number} is not kept; there are {', '.join(map(str, kept)) or 'none'}")
-    from holdfast.spec.manifest.writing import plain
+    from holdfast.spec.manifest.yaml_text import plain
 
     text = kept[number].manifest
     return text if not form else written([plain(text)], form, is_list=False)
@@ -103,7 +103,7 @@ def _row(entry: Entry) -> tuple[str, ...]:
 
 
 def _as_object(entry: Entry) -> dict[str, object]:
-    from holdfast.spec.manifest.writing import plain
+    from holdfast.spec.manifest.yaml_text import plain
 
     return {
         "revision": entry.number,
@@ -116,7 +116,7 @@ def _as_object(entry: Entry) -> dict[str, object]:
     }
 
 
-class Pause(Asked, frozen=True):
+class Pause(CommandOptions, frozen=True):
     """`holdfast rollout pause`."""
 
     name: Name = ""
@@ -158,7 +158,7 @@ class Resume(Pause, frozen=True):
     on: ClassVar[bool] = False
 
 
-class Undo(Asked, frozen=True):
+class Undo(CommandOptions, frozen=True):
     """`holdfast rollout undo`."""
 
     name: Name = ""
@@ -190,9 +190,7 @@ class Undo(Asked, frozen=True):
                 return 0
             cause = f"undo to {back.number}"
             anew, digests = memory.undone, back.secret_digests
-            change = applied(
-                back.manifest, back.digest, time.time(), cause=cause, anew=anew, secret_digests=digests
-            )
+            change = applied(back.manifest, back.digest, time.time(), cause=cause, anew=anew, secret_digests=digests)
             after = await asked_for(book, seen.name, of_kept(seen.name, resumed(change)))
             write_out(f"{told}, as revision {after.revision}\n")
             return await in_place(book, await known(book, seen.name, after), Screen(), timeout_s) if self.wait else 0

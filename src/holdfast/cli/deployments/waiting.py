@@ -13,7 +13,7 @@ from typing import Annotated
 from holdfast.cli.deployments.book import Book, Seen
 from holdfast.cli.screen import Busy, Screen
 from holdfast.core.errors import UserError
-from holdfast.rollout.status import Report, Verdict
+from holdfast.rollout.status import Report, RolloutState
 from holdfast.spec.arguments import UsageError
 from holdfast.spec.settings import about
 
@@ -52,7 +52,7 @@ async def in_place(book: Book, seen: Seen, screen: Screen, timeout_s: float | No
         report = now.report
         if report is None:
             return None
-        if report.verdict in (Verdict.UNDONE, Verdict.STUCK) or report.is_unwell:
+        if report.state in (RolloutState.UNDONE, RolloutState.STUCK) or report.is_unwell:
             raise UserError(f"{name}: {report.headline}")
         return report.headline if report.is_done else None
 

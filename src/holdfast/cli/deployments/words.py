@@ -12,18 +12,18 @@ import msgspec
 
 from holdfast.cli.deployments.book import Seen
 from holdfast.cli.terminal import Cell
-from holdfast.rollout.status import Verdict, verdict
+from holdfast.rollout.status import RolloutState, rollout_state
 from holdfast.spec.settings import about
 
 FORMATS = ("yaml", "json", "name")
 Format = Annotated[str | None, about("Output format, for programs.", flag="--output", short="-o", choices=FORMATS)]
 TITLES = ("name", "revision", "status", "ready", "age")
 STATES = {
-    Verdict.DONE: "in place",
-    Verdict.UNDER_WAY: "rolling out",
-    Verdict.PAUSED: "paused",
-    Verdict.UNDONE: "undone",
-    Verdict.STUCK: "stuck",
+    RolloutState.DONE: "in place",
+    RolloutState.UNDER_WAY: "rolling out",
+    RolloutState.PAUSED: "paused",
+    RolloutState.UNDONE: "undone",
+    RolloutState.STUCK: "stuck",
 }
 UNHEARD = "not carried out"
 UNWELL = "unwell"  # in place, and one of its replicas is in trouble
@@ -44,9 +44,9 @@ def state_of(seen: Seen) -> str:
         return "stuck"
     if seen.report is not None and seen.report.is_unwell:
         return UNWELL
-    if seen.report is None or (seen.report.verdict is Verdict.DONE and not seen.report.is_done):
-        return STATES[Verdict.UNDER_WAY]
-    return STATES[seen.report.verdict]
+    if seen.report is None or (seen.report.state is RolloutState.DONE and not seen.report.is_done):
+        return STATES[RolloutState.UNDER_WAY]
+    return STATES[seen.report.state]
 
 
 def row(seen: Seen, now_s: float) -> list[Cell]:
@@ -72,7 +72,7 @@ def age(seconds: float) -> str:
 
 def as_object(seen: Seen) -> dict[str, Any]:
     """The manifest as it was asked for, with what became of it in `status`."""
-    from holdfast.spec.manifest.writing import plain
+    from holdfast.spec.manifest.yaml_text import plain
 
     status: dict[str, Any] = {"revision": seen.wanted.revision, "state": state_of(seen)}
     memory = seen.memory
@@ -81,7 +81,7 @@ def as_object(seen: Seen) -> dict[str, Any]:
         status["services"] = {one.name: _service(one) for one in seen.report.services}
     elif seen.unheard:
         status["message"] = seen.unheard
-        status["lastState"] = STATES[verdict(memory)]
+        status["lastState"] = STATES[rollout_state(memory)]
     if memory.stable is not None:
         status["revisionInPlace"] = memory.stable.number
     if seen.steward is not None:
@@ -96,7 +96,7 @@ def _service(one: Any) -> dict[str, Any]:
 
 def written(found: Sequence[dict[str, Any]], form: str, *, is_list: bool) -> str:
     """As `-o yaml` or `-o json` has them."""
-    from holdfast.spec.manifest.writing import in_yaml
+    from holdfast.spec.manifest.yaml_text import in_yaml
 
     said: Any = {"apiVersion": "v1", "kind": "List", "items": list(found)} if is_list else found[0]
     if form == "yaml":

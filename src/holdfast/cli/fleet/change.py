@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated
 
-from holdfast.cli.arguments import Asked, Json
+from holdfast.cli.arguments import CommandOptions, Json
 from holdfast.cli.deployments.book import StoreOption, answered
 from holdfast.cli.deployments.waiting import Timeout, Wait, seconds
 from holdfast.cli.fleet.seen import DeploymentOption, Fleet, Key, fleet_at, where
@@ -24,7 +24,7 @@ from holdfast.spec.manifest.fleet import REPLICAS_MAX
 from holdfast.spec.settings import about
 
 
-class Scale(Asked, frozen=True):
+class Scale(CommandOptions, frozen=True):
     """`holdfast scale`."""
 
     key: Key = ""
@@ -53,7 +53,7 @@ class Scale(Asked, frozen=True):
             return await end(fleet, self.key, wish, told, manner)
 
 
-class Evict(Asked, frozen=True):
+class Evict(CommandOptions, frozen=True):
     """`holdfast evict`."""
 
     key: Key = ""

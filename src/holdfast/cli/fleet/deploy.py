@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from msgspec.structs import replace
 
-from holdfast.cli.arguments import Asked, Filename, Json
+from holdfast.cli.arguments import CommandOptions, Filename, Json
 from holdfast.cli.deployments.book import StoreOption, answered
 from holdfast.cli.deployments.waiting import Timeout, Wait, seconds
 from holdfast.cli.fleet.hope import trouble_of
@@ -36,13 +36,13 @@ from holdfast.spec.launch import WorkerLaunch
 from holdfast.spec.manifest.fleet import DEVICES_MAX, REPLICAS_MAX
 from holdfast.spec.manifest.fleet import Fleet as Fields
 from holdfast.spec.manifest.local import Machine
-from holdfast.spec.manifest.writing import plain
+from holdfast.spec.manifest.yaml_text import plain
 from holdfast.spec.settings import about
 
 _FLEET = {"panel": "The fleet"}
 
 
-class Deploy(Asked, frozen=True):
+class Deploy(CommandOptions, frozen=True):
     """`holdfast deploy`."""
 
     key: Annotated[
@@ -66,7 +66,9 @@ class Deploy(Asked, frozen=True):
     ] = None
     standbys: Annotated[int, about("Standby engines per replica.", min=0, max=1, vaults=1, **_FLEET)] = 1
     devices: Annotated[int, about("Devices per replica, all on one node.", min=1, max=DEVICES_MAX, **_FLEET)] = 1
-    fleet: Annotated[Fields, about("Replicas, placement and scaling in the fleet.")] = Fields()
+    fleet: Annotated[Fields, about("Replicas, placement and scaling in the fleet.", commands=("deploy",), **_FLEET)] = (
+        Fields()
+    )
     worker: Annotated[WorkerLaunch, about("Engine settings.")] = WorkerLaunch(engine="torch", model="", source="")
     wait: Wait = False
     timeout: Timeout = "10m"

@@ -1,4 +1,4 @@
-"""`holdfast events`: what happens in a fleet, from the store itself; the same as a Redis is told (`--redis`)."""
+"""`holdfast get events`: what happens in a fleet, from the store itself; the same as a Redis is told (`--redis`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from holdfast.cli.arguments import Asked, Json
+from holdfast.cli.arguments import CommandOptions, Json
 from holdfast.cli.deployments.book import StoreOption, answered
 from holdfast.cli.fleet.seen import PREFIXES, DeploymentOption, fleet_at, where
 from holdfast.cli.terminal import Terminal, write_out
@@ -21,8 +21,8 @@ LOOK_S = 5.0  # between two looks, where the store tells of nothing: whether any
 ALL = (*PREFIXES, ORDERS, REPORTS)
 
 
-class Events(Asked, frozen=True):
-    """`holdfast events`."""
+class Events(CommandOptions, frozen=True):
+    """`holdfast get events`."""
 
     follow: Annotated[bool, about("Keep showing new events until Ctrl-C.", flag="--follow", short="-f")] = False
     json: Json = False

@@ -1,4 +1,4 @@
-"""`holdfast models` and `holdfast nodes`: what is wanted of a fleet, what is there, and where."""
+"""`holdfast get models` and `holdfast get nodes`: what is wanted of a fleet, what is there, and where."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Annotated, Any
 
 import msgspec
 
-from holdfast.cli.arguments import Asked, Json
+from holdfast.cli.arguments import CommandOptions, Json
 from holdfast.cli.deployments.book import StoreOption, answered
 from holdfast.cli.fleet.hope import trouble_of
 from holdfast.cli.fleet.seen import DeploymentOption, Fleet, FleetSeen, fleet_at, where
 from holdfast.cli.fleet.words import NodeShown, model_shown, node_shown, show_models, show_nodes
-from holdfast.cli.ps import show_json
 from holdfast.cli.screen import Screen
+from holdfast.cli.status import show_json
 from holdfast.cli.terminal import Terminal, write_out
 from holdfast.settings import Environment, Looks
 from holdfast.spec.settings import about
@@ -27,8 +27,8 @@ Watch = Annotated[bool, about("Show again after every change, until Ctrl-C.", fl
 Show = Callable[[Screen, FleetSeen], None]
 
 
-class Models(Asked, frozen=True):
-    """`holdfast models`."""
+class Models(CommandOptions, frozen=True):
+    """`holdfast get models`."""
 
     key: Annotated[str, about("Show only this model (default: all).", positional=True, flag="KEY")] = ""
     json: Json = False
@@ -60,8 +60,8 @@ class Models(Asked, frozen=True):
             screen.line(f"\n{trouble}", style="yellow")
 
 
-class Nodes(Asked, frozen=True):
-    """`holdfast nodes`."""
+class Nodes(CommandOptions, frozen=True):
+    """`holdfast get nodes`."""
 
     json: Json = False
     watch: Watch = False

@@ -29,7 +29,7 @@ from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.local import Machine, replica_launches
 from holdfast.spec.manifest.pods import pods
 from holdfast.spec.manifest.types import FRONTEND, PLANNER, Manifest
-from holdfast.spec.manifest.writing import in_yaml, plain
+from holdfast.spec.manifest.yaml_text import in_yaml, plain
 
 DIFFERS = 1
 COLOURS = {"+": "green", "-": "red", "@": "dim"}

@@ -1,6 +1,6 @@
-"""`holdfast node`: join a fleet with this machine as one more node.
+"""`holdfast node join`: join a fleet with this machine as one more node.
 
-Always true: who is told that it has joined finds it in `holdfast nodes`; a name that somebody has is nobody else's.
+Always true: who is told that it has joined finds it in `holdfast get nodes`; a name that somebody has is nobody else's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Self
 from msgspec.structs import replace
 
 from holdfast import __version__
-from holdfast.cli.arguments import Asked
+from holdfast.cli.arguments import CommandOptions
 from holdfast.cli.checks import check_machine, own
 from holdfast.cli.deployments.book import ANSWER_S, StoreOption, answered, opened
 from holdfast.cli.fleet.seen import PREFIXES, DeploymentOption, Fleet, fleet_at, where
@@ -40,8 +40,8 @@ LEASE_S = 12.0  # a killed one's lease lasts no longer: etcd gives ten seconds
 WAIT_S = 60.0  # until it has adopted what an earlier one left
 
 
-class Node(Asked, frozen=True):
-    """`holdfast node`."""
+class Node(CommandOptions, frozen=True):
+    """`holdfast node join`."""
 
     lasting: ClassVar[bool] = True
 
@@ -54,7 +54,10 @@ class Node(Asked, frozen=True):
     detach: Annotated[bool, about("Run in the background.", short="-d")] = False
     untied: Annotated[
         bool,
-        about("Keep replicas running if this command is killed; the next `holdfast node` adopts them (for systemd)."),
+        about(
+            "Keep replicas running if this command is killed; the next `holdfast node join` adopts them (for systemd).",
+            expert=True,
+        ),
     ] = False
 
     @classmethod
@@ -110,8 +113,9 @@ def _lives_here(record: NodeRecord) -> bool:
 
 def _already(state_dir: Path, name: str) -> str:
     found = holder(state_dir)
-    who = f" (pid {found.pid})" if found is not None and found.pid else ""
-    return f"node {name} runs already{who}: see `holdfast ps --node {name}`, stop it with `holdfast down --node {name}`"
+    pid = f" (pid {found.pid})" if found is not None and found.pid else ""
+    see = f"see `holdfast status --node {name}`, stop it with `holdfast down --node {name}`"
+    return f"node {name} runs already{pid}: {see}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +145,8 @@ class Joining:
         self.screen.line(f"\nHoldfast {__version__} {does}\n", style="bold")
         end = f"`holdfast down --node {site.name}` stops it" if self.detached else "Ctrl-C stops it"
         logs = f"Logs are in {tilde(self.kept.state_dir / 'logs')}."
-        self.screen.line(f"{logs} `holdfast nodes` shows all nodes, `holdfast ps --node {site.name}` this one; {end}.")
+        shown = f"`holdfast get nodes` shows all nodes, `holdfast status --node {site.name}` this one"
+        self.screen.line(f"{logs} {shown}; {end}.")
 
     async def _untold(self) -> str:
         """Until the fleet knows of it: ""; or that it does not in time."""

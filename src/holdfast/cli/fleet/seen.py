@@ -33,12 +33,13 @@ START = "holdfast up --backend local"
 # What makes a node of a fleet, by its backend.
 JOIN = {
     "": f"`{START}` makes this machine one",
-    "ray": "`ray start --address HOST:PORT` on a machine adds one, and `holdfast ps` shows whether the cluster answers",
+    "ray": "`ray start --address HOST:PORT` on a machine adds one; `holdfast status` shows whether the cluster answers",
 }
 NEAR = 0.5
 
 Key = Annotated[
-    str, about("Model name in the fleet, as shown by `holdfast models`.", positional=True, required=True, flag="KEY")
+    str,
+    about("Model name in the fleet, as shown by `holdfast get models`.", positional=True, required=True, flag="KEY"),
 ]
 DeploymentOption = Annotated[
     str, about("Fleet name (default: $DYN_NAMESPACE if there is such a fleet, else the only one).", flag="--deployment")
@@ -117,7 +118,7 @@ class Fleet:
         try:
             return await records.ask(self.book.store, self.deployment, key, change)
         except StoreUnavailable as error:  # no answer is no refusal
-            unsure = f"whether {key} was changed is not known, and `holdfast models {key}` shows it"
+            unsure = f"whether {key} was changed is not known, and `holdfast get models {key}` shows it"
             raise UserError(f"{unsure}: {error}") from error
 
     async def known(self, key: str, wish: Wish | None) -> None:

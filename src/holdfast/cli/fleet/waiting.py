@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from holdfast.cli.fleet.hope import Hope, Parting, how_far
 from holdfast.cli.fleet.seen import Fleet
 from holdfast.cli.fleet.words import model_shown
-from holdfast.cli.ps import show_json
 from holdfast.cli.screen import Busy, Screen
+from holdfast.cli.status import show_json
 from holdfast.cli.terminal import Terminal, write_out
 from holdfast.core.errors import UserError
 from holdfast.fleet.records import Wish
@@ -66,7 +66,7 @@ async def all_in_place(fleet: Fleet, wishes: Sequence[Wish], timeout_s: float | 
 
 async def _until(fleet: Fleet, key: str, hope: Hope | Parting, screen: Screen, timeout_s: float | None) -> None:
     """UserError says why it will not be, or is not within the time."""
-    goes_on = f"it continues in the background: `holdfast models {key}` shows how far it is"
+    goes_on = f"it continues in the background: `holdfast get models {key}` shows how far it is"
     try:
         with screen.busy(f"waiting for {key} …") as busy:
             async with asyncio.timeout(timeout_s):

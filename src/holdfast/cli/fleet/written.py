@@ -28,11 +28,10 @@ from holdfast.spec.manifest.fleet import Autoscale, Fleet
 from holdfast.spec.manifest.local import Machine, worker_of
 from holdfast.spec.manifest.parts import Section
 from holdfast.spec.manifest.pods import pods
-from holdfast.spec.manifest.problems import Problem
 from holdfast.spec.manifest.rules import Finding, Findings, Rules
 from holdfast.spec.manifest.types import API_VERSION, KIND, WORKER, Manifest, Service
 from holdfast.spec.manifest.whole import findings
-from holdfast.spec.manifest.writing import in_yaml, plain
+from holdfast.spec.manifest.yaml_text import Problem, in_yaml, plain
 from holdfast.spec.names import check_process_name
 from holdfast.spec.settings import Setting, all_settings, fields_of
 
@@ -268,7 +267,7 @@ def as_section(value: Section) -> dict[str, Any]:
 
 
 def as_words(pattern: WorkerLaunch, asked: WorkerLaunch, options: Options) -> list[str]:
-    """What follows `holdfast worker` to say the same: what differs from where nothing is said. `options`: of the
+    """What follows `holdfast run worker` to say the same: what differs from where nothing is said. `options`: of the
     command that was said, by flag."""
     words = ["--engine", asked.engine]
     before = {one.path: one.default for one in all_settings(pattern)}

@@ -1,1 +1,1 @@
-"""A paged engine's rules without its arithmetic: streams, steps and who has which KV block. No torch, no clock."""
+"""Decides what a paged engine computes: streams, steps and KV blocks. No torch, no clock."""

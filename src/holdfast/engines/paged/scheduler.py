@@ -1,59 +1,86 @@
-"""Which streams run, which wait, and what the next step computes: no torch, no clock, no I/O.
+"""Decides which streams run, which wait, and what the next step computes: no torch, no clock, no I/O.
 
-Theory. A stream waits, runs, or is gone. In line stand first those that come back with some of their answer, then those
-that have shown nothing; of each the higher tiers first, and of a tier who came first; but nobody lets more than so many
-who came later pass for each tier above its own, so that the lowest has its turn too. The first starts to run when there
-is a place and blocks for its whole text and one token more. An engine that hears of it (`on_start`) may hold it back
-until something is over that is no step of its own. A step first takes one token of every running stream whose prompt is
-through (decodes), then, with what is left of its tokens, chunks of the other streams' texts, oldest first: so a long
-prompt neither stops the running streams nor is stopped by them. When a stream needs a block and none is left, the
-youngest running stream gives up its blocks and goes to the head of the queue with its text kept; what it had computed
-may be found again by its key.
+The queue. A stream waits, runs, or is gone. Waiting streams are ordered by:
+- resumed streams (some of the answer was shown) before new ones,
+- then higher tiers first, then arrival. At most `PASSED_MAX` later streams per tier may overtake a stream, so that the
+  lowest tier runs too.
 
-Steps ahead. `plan` may be called while up to `lookahead` planned steps have not retired. A stream whose newest token
-is not known yet is planned with PENDING in its place: the device has the token. What such a step draws for a stream
-that turned out to have ended is dropped at its retirement. Steps retire in the order they were planned.
+The first stream starts when there is a slot and blocks for its whole text and one more token. The engine gets
+`on_start`, and may hold the stream back until work outside the steps is done. When a running stream needs a block and
+none is free, the youngest running stream is preempted: it gives up its blocks and goes to the head of the queue. Its
+text is kept, and its computed blocks may be found again by their keys.
 
-Always true: blocks are released only when no step in flight may write them, whoever cancelled, finished or preempted
-their stream meanwhile; a stream alone always fits, because no text may grow past the pool; after `cancel` nothing
-more is said of a stream, and a last output is the last.
+A step first computes one token for every running stream with a computed prompt (decodes). The rest of its tokens goes
+to chunks of the other streams' texts, oldest first. So a long prompt and the running streams do not stop each other.
+
+Lookahead. `plan` may be called while up to `lookahead` planned steps have not retired. If a stream's newest token is
+not known yet, PENDING stands for it: the device has the token. If the stream turns out to have ended, the token that
+such a step drew is dropped when the step retires. Steps retire in the order they were planned.
+
+Always true: blocks are released only when no step in flight may write them, even if their stream was cancelled,
+finished or preempted. A stream alone always fits, because no text may grow past the pool. Nothing is output for a
+stream after `cancel` or after its last output.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import CANARY_TIER, GenerateRequest, Output, TokenLogprobs
-from holdfast.engines.paged.blocks import Blocks
-from holdfast.engines.paged.checks import check, end_of, invalid
-from holdfast.engines.paged.sequences import PENDING, Segment, StepPlan, Stream
-from holdfast.engines.paged.settings import SchedulerSettings
+from holdfast.engines.paged.blocks import Blocks, StreamCapacity, blocks_for
+from holdfast.engines.paged.sequences import PENDING, PagedStream, Segment, StepPlan
 
-# How many who come later one in line lets pass, for each tier above its own: as many as may wait by default, so that a
-# line in which nobody waits for long is in tiers' order.
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """The limits of a paged engine."""
+
+    vocabulary: int  # token ids are below this
+    eos_token_ids: frozenset[int]  # end a stream unless it ignores them
+    context_tokens_max: int  # prompt and answer together; an answer that reaches it ends with "length"
+    concurrency: int = 64  # streams that run at once
+    queue: int = 256  # streams that may wait besides; more are refused as WorkerOverloaded
+    step_tokens_max: int = 512  # positions one step computes: bounds how long a prompt holds up the running streams
+    lookahead: int = 0  # steps that may be in flight while the next is planned; 1 hides the host's work from a GPU
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "context_tokens_max", "concurrency"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        for name in ("queue", "lookahead"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        if not self.step_tokens_max > self.concurrency:  # else decodes alone could fill every step, and no prompt moves
+            raise ValueError(f"step_tokens_max must be over the concurrency of {self.concurrency}")
+
+
+# How many later streams may overtake a waiting one, for each tier of difference: as many as may wait by default, so
+# that a queue in which no stream waits for long is ordered by tier.
 PASSED_MAX = 256
 
 
 class Scheduler:
-    """The streams of one engine. One thread. `on_start` hears of each stream that gets a place and blocks."""
+    """The streams of one engine; not thread-safe. Calls `on_start` for each stream that gets a slot and blocks."""
 
     def __init__(
-        self, settings: SchedulerSettings, blocks: Blocks, on_start: Callable[[Stream], None] = lambda stream: None
+        self, settings: SchedulerSettings, blocks: Blocks, on_start: Callable[[PagedStream], None] = lambda stream: None
     ) -> None:
         self.settings = settings
         self.blocks = blocks
         self._on_start = on_start
-        self._streams: dict[int, Stream] = {}  # running and waiting
-        self.running: dict[int, Stream] = {}  # oldest first
-        self._prompts: dict[Stream, None] = {}  # of those, the ones that no step has brought to their text's end yet
-        self.waiting: deque[Stream] = deque()  # in the order of their turns
+        self._streams: dict[int, PagedStream] = {}  # running and waiting
+        self.running: dict[int, PagedStream] = {}  # oldest first
+        self._prompts: dict[PagedStream, None] = {}  # running streams with text that no step has computed yet
+        self.waiting: deque[PagedStream] = deque()  # by `turn`
         self._arrivals = 0
-        self._canary: Stream | None = None  # of them all the one that has a place of its own
-        self.early: list[Output] = []  # last outputs of requests that had nothing left to make
+        self._canary: PagedStream | None = None  # the stream in the extra slot for canaries
+        self.early: list[Output] = []  # last outputs of requests that needed no further token
         self._in_flight: deque[StepPlan] = deque()  # `lookahead` + 1 at most
-        self._leaving = 0  # streams out of `running` whose blocks a step in flight may still write
+        self._leaving = 0  # streams no longer running, with blocks that a step in flight may still write
         self.steps = 0  # planned since the start
         self.preemptions = 0
 
@@ -63,7 +90,7 @@ class Scheduler:
             f"flight, {self.preemptions} preemptions>"
         )
 
-    def find(self, number: int) -> Stream | None:
+    def find(self, number: int) -> PagedStream | None:
         return self._streams.get(number)
 
     @property
@@ -73,24 +100,23 @@ class Scheduler:
     # -- requests
 
     def submit(self, number: int, request: GenerateRequest) -> None:
-        """Take a request, or raise HoldfastError and change nothing."""
+        """Queue a request, or raise HoldfastError and change nothing."""
         if number in self._streams or any(output.stream == number for output in self.early):
             raise invalid(f"stream {number} is already in use")
         settings = self.settings
-        check(request, settings, self.blocks)
+        end = checked_end(request, settings, self.blocks)
         canary = request.tier == CANARY_TIER
         others = len(self._streams) - (self._canary is not None) + len(self.early)
         if self._canary is not None if canary else others >= settings.concurrency + settings.queue:
             why = f"{len(self.running)} streams run and {len(self.waiting)} wait here"
             raise HoldfastError(Code.WORKER_OVERLOADED, why)
-        end = end_of(request, settings, self.blocks)
         if len(request.tokens) >= end:
             self.early.append(Output(number, [], "length"))
             return
-        stream = Stream(number, request, end, settings.eos_token_ids)
+        stream = PagedStream(number, request, end, settings.eos_token_ids)
         self._streams[number] = stream
         self._arrivals += 1
-        # Shown: somebody reads it already, and it goes ahead of those of whom nobody has seen anything.
+        # Shown: a client already reads its answer, so it goes before new streams.
         stream.turn = (1 if stream.shown else 2, self._arrivals + request.tier * PASSED_MAX)
         if canary:
             self._canary, stream.turn = stream, (-1, 0)
@@ -100,7 +126,7 @@ class Scheduler:
         self.waiting.insert(place, stream)
 
     def cancel(self, number: int, *, unbegun: bool = False) -> bool:
-        """Forget a stream; `unbegun`: if it has never run. Whether it was forgotten; unknown numbers are ignored."""
+        """Forget a stream (`unbegun`: only if it has never run); return True if it was known and forgotten."""
         stream = self._streams.get(number)
         if unbegun and (stream is None or stream.begun):
             return False
@@ -110,14 +136,14 @@ class Scheduler:
         return stream is not None
 
     def take_early(self) -> list[Output]:
-        """The last outputs that no step makes; to be handed over once."""
+        """Return and remove the last outputs that need no step."""
         taken, self.early = self.early, []
         return taken
 
     def clear(self) -> list[int]:
-        """Forget everything, steps in flight too: the device must be drained. Answers which streams that were."""
-        told = list(self._streams)
-        held = {stream for plan in self._in_flight for stream in (segment.owner for segment in plan.segments)}
+        """Forget all streams and steps in flight; return the streams. The device must be drained."""
+        forgotten = list(self._streams)
+        held = {segment.owner for plan in self._in_flight for segment in plan.segments}
         for stream in held | set(self._streams.values()):
             stream.gone, stream.runs, stream.held = True, False, False
             stream.in_flight = stream.pending = 0
@@ -130,13 +156,13 @@ class Scheduler:
         self.early.clear()
         self._in_flight.clear()
         self._leaving = 0
-        return told
+        return forgotten
 
     # -- steps
 
     def plan(self) -> StepPlan | None:
-        """The next step, or None when there is nothing to compute now: no stream, all of them ahead as far as may be,
-        or no room until a step retires or quarantined blocks come back."""
+        """Return the next step, or None if nothing can be computed now: there is no stream, all are planned as far
+        ahead as allowed, or there is no room until a step retires or quarantined blocks come free."""
         assert len(self._in_flight) <= self.settings.lookahead, "retire a step first"
         segments = self._decodes()
         self.admit()
@@ -155,8 +181,8 @@ class Scheduler:
         return plan
 
     def _decodes(self) -> list[Segment]:
-        """One token of every running stream that lacks just that. This and `retire` run for every token there is: they
-        call nothing that they need not."""
+        """Return a one-token segment for every running stream that lacks only one position. This and `retire` run for
+        every token, so they avoid calls."""
         segments: list[Segment] = []
         size, prompts = self.blocks.block_tokens, self._prompts
         for stream in list(self.running.values()):
@@ -178,8 +204,8 @@ class Scheduler:
     def retire(
         self, plan: StepPlan, tokens: Mapping[int, int], logprobs: Mapping[int, TokenLogprobs] | None = None
     ) -> list[Output]:
-        """The step is over on the device and drew `tokens`, by stream, for every segment that draws. What it completed
-        is published before this returns, so its outputs may be shown."""
+        """Apply the results of a step that the device has finished: `tokens`, by stream, for every segment that draws.
+        Blocks that it completed are published before this returns, so its outputs may be shown."""
         assert plan is self._in_flight[0], "steps retire in the order they were planned"
         self._in_flight.popleft()
         outputs, size = [], self.blocks.block_tokens
@@ -191,19 +217,19 @@ class Scheduler:
             if segment.wants_token:
                 stream.pending -= 1
                 token = tokens[stream.number]
-                stream.tokens.append(token)  # of one that is gone too: a later step may have used it
+                stream.tokens.append(token)  # also if the stream is gone: a later step may have used the token
                 if not stream.gone:
                     output = Output(stream.number, [token])
                     outputs.append(output)
                     if end + 1 >= stream.end or token in stream.stops or end == stream.asked or logprobs:
-                        self._tell_more(stream, output, logprobs)
+                        self._add_details(stream, output, logprobs)
             if not stream.runs and not stream.in_flight and stream.blocks:
                 self._leaving -= 1
                 self._release(stream)
         return outputs
 
-    def _tell_more(self, stream: Stream, output: Output, logprobs: Mapping[int, TokenLogprobs] | None) -> None:
-        """What only some outputs say: the first one, the last one, those of streams that asked for logprobs."""
+    def _add_details(self, stream: PagedStream, output: Output, logprobs: Mapping[int, TokenLogprobs] | None) -> None:
+        """Add the fields that only some outputs have: the first one, the last one, those with logprobs."""
         length = len(stream.tokens)
         if length == stream.asked + 1:
             output.cached = stream.cached
@@ -216,8 +242,8 @@ class Scheduler:
         if output.finish is not None:
             self._become_gone(stream)
 
-    def _chunk(self, stream: Stream, left: int) -> Segment:
-        """As much of what it lacks as the step has left."""
+    def _chunk(self, stream: PagedStream, left: int) -> Segment:
+        """Return a segment with the stream's next positions, `left` at most."""
         start = stream.planned
         tokens = stream.tokens[start : start + left]
         stream.planned += len(tokens)
@@ -228,24 +254,24 @@ class Scheduler:
             del self._prompts[stream]
         return Segment(stream, tokens, start, stream.blocks, wants_token)
 
-    # -- who runs
+    # -- which streams run
 
     def admit(self) -> None:
-        """Let streams run while there is room. `plan` does so too, once those that run have what they need."""
+        """Start waiting streams while there is room. `plan` calls this after the running streams got their blocks."""
         place = 0
         while place < len(self.waiting):
             stream, canary = self.waiting[place], self._canary
             others = len(self.running) - (canary is not None and canary.runs)
             if (place and not stream.shown) or (others >= self.settings.concurrency and stream is not canary):
                 break
-            if stream.blocks:  # preempted, and a step in flight may still write its old ones
+            if stream.blocks:  # preempted, and a step in flight may still write its old blocks
                 break
             known = self.blocks.start(stream)
             if known is None:
-                if stream is canary and not place:  # what is spared is for those that come back, behind it too
+                if stream is canary and not place:  # spared blocks are for resumed streams, also those behind it
                     place = 1
                     continue
-                break  # who is first stays so: nobody overtakes a long prompt for ever
+                break  # the first stays first: otherwise a long prompt could be overtaken forever
             del self.waiting[place]
             self.running[stream.number] = stream
             self._prompts[stream] = None
@@ -255,26 +281,24 @@ class Scheduler:
                 stream.cached = known
             self._on_start(stream)
 
-    def _cover(self, stream: Stream) -> bool:
-        """A block more, for its next position; False when there is none in this step, or it had to stop running."""
+    def _cover(self, stream: PagedStream) -> bool:
+        """Get a block for the stream's next position; return False if there is none in this step, or if the stream
+        itself was preempted."""
         while not self.blocks.grow(stream):
-            # Blocks are on their way back: to preempt more would not bring them sooner.
+            # Blocks come free soon anyway: preempting more streams would not be faster.
             if self._leaving or self.blocks.room_soon:
                 return False
-            # A canary pushes nobody out.
+            # A canary preempts no other stream.
             youngest = stream if stream is self._canary else next(reversed(self.running.values()))
-            self._become_waiting(youngest)
+            self._stop_running(youngest)
+            youngest.turn = (0, 0)  # it ran already: before all others
+            self.waiting.appendleft(youngest)
+            self.preemptions += 1
             if youngest is stream:
                 return False
         return True
 
-    def _become_waiting(self, stream: Stream) -> None:
-        self._stop_running(stream)
-        stream.turn = (0, 0)  # it ran
-        self.waiting.appendleft(stream)
-        self.preemptions += 1
-
-    def _become_gone(self, stream: Stream) -> None:
+    def _become_gone(self, stream: PagedStream) -> None:
         stream.gone = True
         del self._streams[stream.number]
         if stream is self._canary:
@@ -284,7 +308,7 @@ class Scheduler:
         else:
             self.waiting.remove(stream)
 
-    def _stop_running(self, stream: Stream) -> None:
+    def _stop_running(self, stream: PagedStream) -> None:
         del self.running[stream.number]
         self._prompts.pop(stream, None)
         stream.runs = stream.held = False
@@ -293,8 +317,40 @@ class Scheduler:
         else:
             self._release(stream)
 
-    def _release(self, stream: Stream) -> None:
+    def _release(self, stream: PagedStream) -> None:
         assert stream.in_flight == 0, f"{stream!r} may still be written"
         self.blocks.end(stream)
         stream.planned = 0
         stream.kept = None
+
+
+def checked_end(request: GenerateRequest, settings: SchedulerSettings, blocks: StreamCapacity) -> int:
+    """Return the length at which the text ends with "length"; a request of that length needs no further token. Raise
+    HoldfastError for a request that no engine of this size can answer."""
+    tokens, prompt_len = request.tokens, request.prompt_len
+    if not tokens:
+        raise invalid("tokens must not be empty")
+    if not 1 <= prompt_len <= len(tokens):
+        raise invalid(f"prompt_len must be 1 to the {len(tokens)} tokens given, got {prompt_len}")
+    if prompt_len > settings.context_tokens_max:
+        raise invalid(f"tokens: a prompt of {prompt_len} is over {settings.context_tokens_max}")
+    if not request.sampling.repetition_penalty > 0:
+        raise invalid(f"repetition_penalty must be over 0, got {request.sampling.repetition_penalty}")
+    size = settings.vocabulary
+    if any(not 0 <= token < size for token in request.sampling.logit_bias or ()):
+        raise invalid(f"logit_bias has token ids outside 0 to {size - 1}")
+    count, block_tokens = blocks.count, blocks.block_tokens
+    if blocks_for(prompt_len + 1, block_tokens) > count:
+        raise invalid(f"tokens: a prompt of {prompt_len} can never fit into {count} KV blocks of {block_tokens}")
+    try:
+        array("I", tokens)
+        known = max(tokens) < size
+    except OverflowError:  # a negative id: packing is cheaper than a min() over a long prompt
+        known = False
+    if not known:
+        raise invalid(f"tokens has ids outside 0 to {size - 1}")
+    return min(prompt_len + request.sampling.max_tokens, settings.context_tokens_max, count * block_tokens)
+
+
+def invalid(message: str) -> HoldfastError:
+    return HoldfastError(Code.INVALID_REQUEST, message)

@@ -1,1 +1,1 @@
-"""The sim engine: deterministic, without a model, with faults on command. For tests and scale work."""
+"""The sim engine makes deterministic tokens without a model, with faults on command, for tests and scale work."""

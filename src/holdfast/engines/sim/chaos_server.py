@@ -37,7 +37,9 @@ class ChaosServer:
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def start(self) -> None:
-        _remove_stale(self._path)
+        with contextlib.suppress(FileNotFoundError):  # of a killed process; anything else there is not ours
+            if stat.S_ISSOCK(os.lstat(self._path).st_mode):
+                os.unlink(self._path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             # Bound and closed to others before the first connection can be made.
@@ -101,13 +103,6 @@ class ChaosServer:
         return (fault if fault.kind in FATAL else None), answer
 
 
-def _remove_stale(path: str) -> None:
-    """A socket that a killed process left is removed; anything else at the path is not ours."""
-    with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISSOCK(os.lstat(path).st_mode):
-            os.unlink(path)
-
-
 def _refusal(error: str) -> dict[str, object]:
     return {"ok": False, "error": error}
 
@@ -122,7 +117,7 @@ async def _answer(writer: asyncio.StreamWriter, answer: dict[str, object]) -> No
 
 
 def send_fault(path: str, fault: dict[str, Any], timeout_s: float = CLIENT_TIMEOUT_S) -> dict[str, Any]:
-    """Command a fault and return the answer. OSError (TimeoutError too) if nobody answers there."""
+    """Send a fault and return the answer. Raise OSError (TimeoutError too) if no process answers there."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(timeout_s)
         client.connect(path)

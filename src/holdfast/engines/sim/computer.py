@@ -1,4 +1,4 @@
-"""A step of the sim engine: what a token depends on is read from KV pages, and what it leaves is written there.
+"""Computes a step of the sim engine: it reads what a token depends on from KV pages, and writes its result there.
 
 A position's KV is its token's id, four bytes. Always true: a text is what its pages say when it starts, not what its
 request says; a step writes the positions of its plan and no others.
@@ -23,19 +23,19 @@ SLAB_BYTES = 2 * 1024 * 1024  # the smallest on any device, and all are multiple
 
 
 def geometry(weights: str, block_size: int, kv_blocks: int) -> Geometry:
-    """Keys and values of two bytes each make room for a token's id."""
+    """Return a pool geometry with keys and values of two bytes each: together they hold a token's id."""
     made = Geometry(weights, "uint8", block_size, layers=1, kv_heads=1, head_size=2, block_count=kv_blocks)
     assert made.block_bytes == block_size * TOKEN_BYTES
     return made
 
 
 def weights_bytes(settings: SimSettings) -> int:
-    """What is left of its memory beside its pages."""
+    """Return what is left of its memory beside its pages."""
     return round(settings.vault_gib * GIB) - settings.kv_blocks * settings.block_size * TOKEN_BYTES
 
 
 def vault_bytes(settings: SimSettings) -> int:
-    """What a sim engine has in its vault: weights, pages and their index, each in whole slabs."""
+    """Return what a sim engine has in its vault: weights, pages and their index, each in whole slabs."""
     pages, weights = settings.kv_blocks * settings.block_size * TOKEN_BYTES, weights_bytes(settings)
     index = index_bytes(geometry("", settings.block_size, settings.kv_blocks))
     sizes = [-(-size // SLAB_BYTES) * SLAB_BYTES for size in (max(SLAB_BYTES, weights), pages, index)]
@@ -66,7 +66,7 @@ class SimComputer:
         self._pages.release()
 
     def compute(self, plan: StepPlan) -> tuple[dict[int, int], dict[int, TokenLogprobs]]:
-        """The tokens that the step draws, by stream, and the logprobs of those that asked for them."""
+        """Return the tokens that the step draws, by stream, and the logprobs of those that asked for them."""
         words, size, drift = self._words, self._block_size, self._faults.logprob_drift
         wrong = not self._weights_right() or self._faults.wrong_tokens
         drawn: dict[int, int] = {}
@@ -95,7 +95,7 @@ class SimComputer:
             self._words[place + first : place + last] = tokens[first - start : last - start]
 
     def _read(self, segment: Segment) -> Sequence:
-        """All of its text up to the segment's end: what was there before it, and what it has just written."""
+        """Return all of its text up to the segment's end: what its pages had before, and what it has just written."""
         size, start, request = self._block_size, segment.start, segment.owner.request
         text, block_bytes = array("I"), size * TOKEN_BYTES
         for block in segment.blocks[: -(-start // size)]:

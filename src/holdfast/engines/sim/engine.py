@@ -1,8 +1,9 @@
-"""The sim engine: the contract of `engines.contract` over the paged scheduler, paced by the event loop's timers.
+"""The sim engine implements the contract of `engines.contract` over the paged scheduler, paced by the event loop's
+timers.
 
-Always true: at most one timer is armed, and none when nothing runs; a step is one synchronous pass that ends in one
-call of the sink. A token that ends a stream (end of turn or a stop token id) IS in the output's tokens, as the last id:
-the frontend decides whether to show it.
+Always true: at most one timer is armed, and none when no stream runs. A step is one synchronous pass that ends in one
+call of the sink. A token that ends a stream (end of turn or a stop token id) IS the last id of the output's tokens: the
+frontend decides whether to show it.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from collections.abc import Callable
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest
 from holdfast.engines.contract import Capabilities, EngineEvents, Limits, Progress, p99_ms
+from holdfast.engines.host.proving import CANARY
 from holdfast.engines.paged.blocks import Blocks, PrivateBlocks
-from holdfast.engines.shadow.proving import CANARY
 from holdfast.engines.sim.computer import TOKEN_BYTES, SimComputer
-from holdfast.engines.sim.faults import SHADOW, Fault, Faults
+from holdfast.engines.sim.faults import VAULT_FAULTS, Fault, Faults
 from holdfast.engines.sim.serving import Serving
-from holdfast.engines.sim.vocabulary import Tongue, load
+from holdfast.engines.sim.vocabulary import LanguageVariant, load
 from holdfast.kv.pool import KvUse
 from holdfast.spec.engines import SimSettings
 
@@ -34,11 +35,11 @@ PINGS_MAX = 1024  # unanswered ones: a worker has one for each of its connection
 
 
 class SimEngine:
-    """A deterministic engine without a model. `rng` only moves the pace; tokens never depend on it."""
+    """A deterministic engine without a model. `rng` only varies the pace; tokens never depend on it."""
 
     def __init__(self, settings: SimSettings, rng: random.Random) -> None:
         self.settings = settings
-        self.vocabulary = load(Tongue.of(settings))
+        self.vocabulary = load(LanguageVariant.of(settings))
         self.faults = Faults.with_one(settings.fault)
         self._rng = rng
         self._serving: Serving | None = None
@@ -76,7 +77,7 @@ class SimEngine:
         self._serve_alone()
 
     def _serve_alone(self) -> None:
-        """Without a vault there is nothing to wake for: it serves from pages of its own."""
+        """Serve from private pages: without a vault there is no wake."""
         settings = self.settings
         blocks = PrivateBlocks(range(settings.kv_blocks), settings.block_size)
         self._serve(blocks, memoryview(bytearray(settings.kv_blocks * settings.block_size * TOKEN_BYTES)))
@@ -85,8 +86,8 @@ class SimEngine:
         computer = SimComputer(self.vocabulary, pages, self.settings.block_size, self.faults, weights_right)
         self._serving = Serving(self.settings, blocks, computer, self._prefill_s, self.faults)
 
-    def _rest(self) -> list[int]:
-        """No step from here on, and no page is touched; the streams that were left."""
+    def _end_serving(self) -> list[int]:
+        """Stop making steps and touching pages; return the unfinished streams."""
         self._disarm()
         serving, self._serving = self._serving, None
         if serving is None:
@@ -99,15 +100,15 @@ class SimEngine:
         return "they are its own, and nobody wrote down what they must be"
 
     async def renew(self) -> None:
-        """What it says follows from its words, and what it computed from its pages: both are made anew."""
-        self._rest()
+        """Make its words and its pages again: all it says and computes follows from them."""
+        self._end_serving()
         self._load += 1
         await self.faults.while_loading()
         self._serve_alone()
 
     async def stop(self) -> None:
         self._loop = None
-        self._rest()
+        self._end_serving()
 
     def submit(self, stream: int, request: GenerateRequest) -> None:
         loop, serving = self._loop, self._serving
@@ -141,7 +142,7 @@ class SimEngine:
         )
 
     def ping(self, answer: Callable[[], None]) -> None:
-        """A step under way is over when its timer fires."""
+        """Answer when the current step is over, which is when its timer fires."""
         self._pings.append(answer)
         if self._timer is None and self._loop is not None:
             self._loop.call_soon(self._answer_pings)
@@ -179,7 +180,8 @@ class SimEngine:
                 self._loop.call_soon(self._answer_pings)
 
     def _rearm(self) -> None:
-        """After streams came or went: a step in the making keeps its time, an idle engine waits for a prefill."""
+        """Set the timer after streams came or went: a current step keeps its time, an idle engine waits for a
+        prefill."""
         serving = self._serving
         if self._stepping:  # the sink cancels or submits: the step's end arms the timer
             return
@@ -189,7 +191,7 @@ class SimEngine:
             self._arm_at(0.0 if serving.decoding else serving.next_ready())
 
     def _arm_at(self, due: float) -> None:
-        """The next step starts then, or now if that is over: no grid to wait for."""
+        """Start the next step at `due`, or now if that time has passed."""
         assert self._loop is not None
         self._disarm()
         self._due = self._since = max(due, self._loop.time())
@@ -198,11 +200,11 @@ class SimEngine:
     def _arm_after(self, serving: Serving, finished: float, congested: bool) -> None:
         if serving.decoding and not serving.stalled:
             self._arm_next(finished, congested)
-        elif serving.prefilling:  # else all that run wait for blocks: whoever brings some arms the timer
+        elif serving.prefilling:  # else all that run wait for blocks: what brings some arms the timer
             self._arm_at(serving.next_ready())
 
     def _arm_next(self, finished: float, congested: bool) -> None:
-        """The next step starts an interval after this one was due; one that is late already starts at once."""
+        """Start the next step an interval after this one was due; one that is late already starts at once."""
         assert self._loop is not None
         self._since = finished
         self._due = max(self._due + self._interval_s(), finished + (EASE_OFF_S if congested else 0.0))
@@ -222,7 +224,8 @@ class SimEngine:
             os.kill(os.getpid(), signal.SIGKILL)
         outputs = serving.step(now)
         if serving.lost:
-            self._events.closed(serving.take_lost())
+            self._events.closed(serving.lost)
+            serving.lost = []
         self._stepping = True
         try:
             congested = bool(outputs) and not self._events.outputs(outputs)
@@ -244,7 +247,7 @@ class SimEngine:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Hand over the last outputs of requests that had nothing left to make."""
+        """Hand over the last outputs of requests that needed no further token."""
         self._flushing = False
         if self._serving is None or self.faults.wedged:
             return
@@ -255,7 +258,7 @@ class SimEngine:
     # Faults
 
     def inject(self, fault: Fault) -> None:
-        """Carry out a fault; HoldfastError if it cannot be done here."""
+        """Carry out a fault; raise HoldfastError if this engine cannot."""
         if self._loop is None:
             raise HoldfastError(Code.ENGINE_SHUTDOWN, "the engine is not started")
         serving = self._serving
@@ -277,14 +280,14 @@ class SimEngine:
                 self._recover()
             case "device_error":
                 self._events.fatal("a device error that stays (fault device_error)")
-            case kind if kind in SHADOW:
-                self._inject_shadow(fault)
+            case kind if kind in VAULT_FAULTS:
+                self._inject_in_vault(fault)
             case _:
                 self.faults.switch(fault)
         self._flush_soon()
         self._rearm()
 
-    def _inject_shadow(self, fault: Fault) -> None:
+    def _inject_in_vault(self, fault: Fault) -> None:
         raise HoldfastError(Code.INVALID_REQUEST, f"fault {fault.kind}: this engine has no memory in a vault")
 
     def _recover(self) -> None:

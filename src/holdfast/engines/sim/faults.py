@@ -1,4 +1,4 @@
-"""Faults on command: their names and fields, and the switches that the engine consults.
+"""Faults on command: defines their names and fields, and the switches that the engine consults.
 
 Always true: a command is checked whole before anything changes, and a refusal names the field and what it may be.
 """
@@ -28,17 +28,17 @@ FIELDS: dict[str, tuple[str, float, float] | None] = {
     "cut": None,  # running streams vanish without a last output
     "error_after": ("tokens", 0, 1_000_000),  # running streams fail after so many more tokens
     "error_every": ("every", 1, 1_000_000),  # one in so many new streams fails after its first token
-    "error_token": ("token", 0, 1_000_000),  # new streams whose prompt has this token fail without making one
+    "error_token": ("token", 0, 1_000_000),  # new streams with this token in their prompt fail without making one
     "zero_tokens": None,  # new streams end at once, as if well, without a token
     "truncate": ("tokens", 1, 1_000_000),  # new streams vanish without a last output after so many tokens
     "late_pongs": ("ms", 0, 600_000),  # a ping is answered so much later; tokens go on
     "late_beats": ("ms", 0, 600_000),  # the worker's beats arrive so much later; tokens go on
     "reset": None,  # the worker's connections are reset
-    "load_fails": None,  # loading, at the start or anew, raises
+    "load_fails": None,  # loading, at the start or again, raises
     "load_hangs": None,  # or never ends
     "wake_fails": None,  # the next wake raises
     "wake_hangs": None,  # the next wake never returns
-    "device_error": None,  # as a device whose every call fails from now on: the engine cannot go on
+    "device_error": None,  # every call of the device fails from now on: the engine cannot go on
     "memory_flip": None,  # this process reads flipped bits from the weights
     "flip_bits": ("seed", 0, 2**63 - 1),  # 1 to 8 bits of the weights read flipped: which, and how many, by the seed
     "clear": None,  # undo what can be undone
@@ -64,16 +64,16 @@ SWITCHES = {
     "wake_hangs": "wake_hangs",
 }
 
-# These end or freeze the process, so whoever commands them is answered first.
+# These end or freeze the process, so the command is answered first.
 FATAL = frozenset({"crash", "stop", "device_error"})
 
 # These need memory in a vault.
-SHADOW = frozenset({"wrong_proofs", "wrong_verify", "wake_fails", "wake_hangs", "memory_flip", "flip_bits"})
+VAULT_FAULTS = frozenset({"wrong_proofs", "wrong_verify", "wake_fails", "wake_hangs", "memory_flip", "flip_bits"})
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A checked command; `value` is its field's, 0 for faults without one."""
+    """A checked command; `value` is that of its field, 0 for faults without one."""
 
     kind: str
     value: float = 0.0
@@ -105,7 +105,8 @@ class Faults:
 
     @classmethod
     def with_one(cls, text: str) -> Faults:
-        """With the one that it starts with; "": none. ValueError names what is wrong with it."""
+        """Return the switches with the fault that the engine starts with; "": none. ValueError names what is wrong with
+        it."""
         faults = cls()
         if text:
             faults.switch(parse_switch(text))
@@ -126,7 +127,7 @@ class Faults:
             await asyncio.Event().wait()
 
     def clear(self) -> None:
-        """Every switch as if none had been turned on."""
+        """Turn every switch off."""
         for part in fields(self):
             if not part.name.startswith("on_"):
                 setattr(self, part.name, part.default)
@@ -148,7 +149,7 @@ class Faults:
         setattr(self, SWITCHES[fault.kind], fault.value if FIELDS[fault.kind] else True)
 
     def status(self) -> dict[str, object]:
-        """The switches, for an answer or a log line."""
+        """Return the switches, for an answer or a log line."""
         return {part.name: getattr(self, part.name) for part in fields(self) if not part.name.startswith("on_")}
 
 
@@ -172,10 +173,11 @@ def parse_fault(command: Mapping[str, object]) -> Fault:
 
 
 def parse_switch(text: str) -> Fault:
-    """A fault that an engine starts with, such as `wrong_tokens` or `error_every:3`; ValueError says what is wrong."""
+    """Return a fault that an engine starts with, such as `wrong_tokens` or `error_every:3`; ValueError says what is
+    wrong."""
     kind, colon, value = text.partition(":")
-    if kind not in SWITCHES or kind in SHADOW or bool(FIELDS[kind]) != bool(colon):
-        known = ", ".join(name + ":VALUE" * bool(FIELDS[name]) for name in SWITCHES if name not in SHADOW)
+    if kind not in SWITCHES or kind in VAULT_FAULTS or bool(FIELDS[kind]) != bool(colon):
+        known = ", ".join(name + ":VALUE" * bool(FIELDS[name]) for name in SWITCHES if name not in VAULT_FAULTS)
         raise ValueError(f"fault must be one of {known}; got {text!r}")
     field = FIELDS[kind]
     if field is None:

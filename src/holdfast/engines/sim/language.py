@@ -1,34 +1,111 @@
-"""The sim engine's language: the next token is a function of all tokens so far, the seed and the sampling.
+"""Defines the sim engine's language: the next token is a function of all tokens so far, the seed and the sampling.
 
-Theory. A hash runs over the tokens. Its digest at a position names 20 candidates: words at a + i*b modulo a
-prime (so all differ), one of which may give way to a punctuation mark or to the first byte of a character; now and
-then the end of the turn stands before them. Inside an unfinished character the candidates are the tokens that go on
-with it, so the text is always UTF-8. Logits depend on the rank alone, so a plain draw needs only a rank from a table
-made ahead, and one candidate. The seed and the position turn the digest's last part into the draw's number.
+A hash runs over the tokens. Its digest at a position names 20 candidates: words at a + i*b modulo a prime (so all
+differ), one of which may give way to a punctuation mark or to the first byte of a character; now and then the end of
+the turn stands before them. Inside an unfinished character the candidates are the tokens that go on with it, so the
+text is always UTF-8. Logits depend on the rank alone, so a plain draw needs only a rank from a table made ahead, and
+one candidate. The seed and the position turn the digest's last part into the draw's number. A draw works in vLLM's
+order: bias and bans, penalties, temperature, min_p, top_k, top_p, then inverse CDF.
 
-Always true: replaying prompt + emitted tokens gives the continuation of the unbroken run, whatever the sampling; and
-the fast path gives the token that the general path gives.
+Always true: replaying prompt + emitted tokens gives the continuation of the unbroken run, whatever the sampling; the
+fast path gives the token of the general path, because with settings that change nothing the draw is
+`pick(cumulative(logits, temperature), u)`, which the fast path computes ahead.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from array import array
 from bisect import bisect_right
+from collections.abc import Collection, Mapping
 from hashlib import blake2b
+from itertools import accumulate
 
 from holdfast.core.requests import Sampling, TokenLogprobs
-from holdfast.engines.sim.sampling import (
-    FLOOR,
-    TEMPERATURE_MIN,
-    cumulative,
-    draw,
-    has_penalties,
-    is_plain,
-    logprobs,
-    penalised,
-)
-from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, Node, Vocabulary
+from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, CharacterNode, Vocabulary
+
+# A token that the language did not propose has this logit; proposals lie between 0.5 and 16.
+FLOOR = -20.0
+
+
+def weights(logits: list[float], temperature: float) -> list[float]:
+    """Return unnormalised probabilities; the largest is 1."""
+    top = max(logits)
+    return [math.exp((logit - top) / temperature) for logit in logits]
+
+
+def cumulative(logits: list[float], temperature: float) -> list[float]:
+    return list(accumulate(weights(logits, temperature)))
+
+
+def pick(sums: list[float], u: float) -> int:
+    """Return the index that `u` of [0, 1) falls on. The upper bound matters: u * total may round up to the total."""
+    return bisect_right(sums, u * sums[-1], 0, len(sums) - 1)
+
+
+def is_plain(sampling: Sampling) -> bool:
+    """Return True if nothing but the temperature shapes the draw, and nothing but the token is asked for."""
+    return (
+        sampling.top_logprobs is None
+        and not sampling.logit_bias
+        and sampling.top_p >= 1.0
+        and sampling.top_k <= 0
+        and sampling.min_p <= 0.0
+        and not sampling.has_penalties
+    )
+
+
+def penalised(
+    logits: Mapping[int, float], sampling: Sampling, counts: Mapping[int, int], seen: Collection[int]
+) -> dict[int, float]:
+    """Return the logits after the penalties: `counts` is of generated tokens, `seen` is prompt and generated ones."""
+    result = {}
+    for token, value in logits.items():
+        logit = value
+        if token in seen:
+            factor = sampling.repetition_penalty
+            logit = logit / factor if logit > 0 else logit * factor
+        count = counts.get(token, 0)
+        if count:
+            logit -= sampling.presence_penalty + sampling.frequency_penalty * count
+        result[token] = logit
+    return result
+
+
+def draw(logits: Mapping[int, float], sampling: Sampling, u: float) -> int:
+    """Draw one token of `logits`; equal logits keep the order they are given in."""
+    ranked = sorted(logits.items(), key=lambda item: -item[1])
+    if sampling.is_greedy:
+        return ranked[0][0]
+    mass = weights([logit for _, logit in ranked], sampling.temperature)
+    return ranked[pick(list(accumulate(mass[: _kept(mass, sampling)])), u)][0]
+
+
+def _kept(mass: list[float], sampling: Sampling) -> int:
+    """Return how many of the likeliest survive min_p, top_k and top_p; at least one."""
+    kept = len(mass)
+    if sampling.min_p > 0.0:
+        kept = max(1, sum(weight >= sampling.min_p * mass[0] for weight in mass))
+    if 0 < sampling.top_k < kept:
+        kept = sampling.top_k
+    if sampling.top_p < 1.0:
+        sums = list(accumulate(mass[:kept]))
+        kept = min(kept, 1 + sum(total < sampling.top_p * sums[-1] for total in sums))
+    return kept
+
+
+def logprobs(logits: Mapping[int, float], token: int, top: int, drift: float) -> TokenLogprobs:
+    """Return logprobs of the language itself, before bias, penalties and temperature (vLLM's `raw_logprobs`).
+
+    `drift` is a fault: every logprob comes out lower by it, as from decayed weights, while the tokens stay right.
+    """
+    peak = max(logits.values())
+    norm = peak + math.log(sum(math.exp(logit - peak) for logit in logits.values()))
+    ranked = sorted(logits.items(), key=lambda item: -item[1])[: max(0, top)]
+    listed = [(each, logit - norm - drift) for each, logit in ranked]
+    return TokenLogprobs(logits.get(token, FLOOR) - norm - drift, listed)
+
 
 CANDIDATES = 20
 LOGITS = [10.0 - 0.5 * rank for rank in range(CANDIDATES)]  # the likeliest has 0.39 at temperature 1
@@ -47,7 +124,7 @@ _ODD = 0xD6E8FEB86659FD93  # spreads every bit of seed and digest to the top one
 
 
 class Sequence:
-    """One text being continued. Keeps a hash and counts, not the tokens."""
+    """A text being continued: it keeps a hash and counts, not the tokens."""
 
     __slots__ = (
         "_banned",
@@ -83,7 +160,7 @@ class Sequence:
         self.logprobs: TokenLogprobs | None = None  # of the last token, where asked for
         # One update for the whole prompt: at 30k tokens a loop would cost milliseconds.
         self._hasher = blake2b(array("I", tokens), digest_size=_parts.size, person=vocabulary.person)
-        self._node: Node | None = vocabulary.tail(tokens)
+        self._node: CharacterNode | None = vocabulary.tail(tokens)
         self._key = int.from_bytes(blake2b(str(sampling.seed).encode(), digest_size=8).digest(), "little")
         self._min_until = prompt_len + sampling.min_tokens
         self._eos_from = NEVER if sampling.ignore_eos else self._min_until
@@ -91,12 +168,12 @@ class Sequence:
         self._plain = is_plain(sampling) and not self._banned
         self._sums: list[float] | None = None  # None: take the likeliest
         self._eos_sums: list[float] | None = None
-        if sampling.temperature >= TEMPERATURE_MIN:
+        if not sampling.is_greedy:
             self._sums = cumulative(LOGITS, sampling.temperature)
             self._eos_sums = cumulative(EOS_LOGITS, sampling.temperature)
         self._counts: dict[int, int] = {}
         self._seen: set[int] = set()
-        if has_penalties(sampling):
+        if sampling.has_penalties:
             self._seen.update(tokens)
             for token in tokens[prompt_len:]:
                 self._counts[token] = self._counts.get(token, 0) + 1
@@ -106,7 +183,10 @@ class Sequence:
         node = self._node
         token = self._draw_plain() if node is None and self._plain else self._draw_general(node, drift)
         if wrong:
-            token = self._other(token)
+            words = self._vocabulary.words
+            at = token * 7 + self.length
+            other = words[at % len(words)]
+            token = other if other != token else words[(at + 1) % len(words)]
         self._hasher.update(_token_bytes(token))
         self.length += 1
         self._node = (node.children.get(token) if node is not None else None) or self._starts.get(token)
@@ -116,7 +196,7 @@ class Sequence:
         return token
 
     def _draw_plain(self) -> int:
-        """The draw when only the temperature matters: a rank from a table, then that one candidate."""
+        """Draw when only the temperature matters: a rank from a table, then that one candidate."""
         first, step, ending, special, chance = _parts.unpack(self._hasher.digest())
         sums = self._sums
         ends = ending < EOS_BELOW and self.length >= self._eos_from
@@ -139,8 +219,8 @@ class Sequence:
         word: int = words[(first + rank * (1 + step % (count - 1))) % count]
         return word
 
-    def _draw_general(self, node: Node | None, drift: float) -> int:
-        """The draw with everything: the same candidates, laid out, and `sampling` over them."""
+    def _draw_general(self, node: CharacterNode | None, drift: float) -> int:
+        """Draw with all settings: from the same candidates, written out with their logits."""
         first, step, ending, special, chance = _parts.unpack(self._hasher.digest())
         sampling = self._sampling
         if node is not None:
@@ -149,7 +229,10 @@ class Sequence:
             logits = self._biased(raw, additions=False)
         else:
             raw = self._candidates(first, step, ending, special)
-            logits = self._biased(self._allowed(raw), additions=True)
+            allowed = raw
+            if self._banned and self.length < self._min_until:
+                allowed = {token: logit for token, logit in raw.items() if token not in self._banned} or raw
+            logits = self._biased(allowed, additions=True)
         if self._seen:
             logits = penalised(logits, sampling, self._counts, self._seen)
         token = draw(logits, sampling, self._uniform(chance))
@@ -175,12 +258,6 @@ class Sequence:
         starts = self._vocabulary.root.choices
         return starts[(special >> 10) % len(starts)]
 
-    def _allowed(self, logits: dict[int, float]) -> dict[int, float]:
-        """Without stop tokens while `min_tokens` are not reached, unless nothing would be left."""
-        if not self._banned or self.length >= self._min_until:
-            return logits
-        return {token: logit for token, logit in logits.items() if token not in self._banned} or logits
-
     def _biased(self, logits: dict[int, float], *, additions: bool) -> dict[int, float]:
         bias = self._sampling.logit_bias
         if not bias:
@@ -199,9 +276,3 @@ class Sequence:
 
     def _uniform(self, chance: int) -> float:
         return (((chance ^ self._key) * _ODD + self.length * _GOLDEN & _MASK) >> 11) * 2.0**-53
-
-    def _other(self, token: int) -> int:
-        """A word that is not `token`: what a broken engine says instead."""
-        words = self._vocabulary.words
-        word = words[(token * 7 + self.length) % len(words)]
-        return word if word != token else words[(token * 7 + self.length + 1) % len(words)]

@@ -27,7 +27,7 @@ CHARACTERS = "éüñßøλжя世界你好海風山川森林雨雪春夏秋冬�
 PUNCTUATION = (",", ",", ",", ".", ".", ".", ";", ":", "!", "?", "\n")
 
 
-class Tongue(NamedTuple):
+class LanguageVariant(NamedTuple):
     """Which language an engine speaks: of another revision, or quantised otherwise, it says other words; by another
     tokenizer the same words have other ids."""
 
@@ -36,29 +36,30 @@ class Tongue(NamedTuple):
     tokenizer: int = 1
 
     @classmethod
-    def of(cls, settings: SimSettings) -> Tongue:
+    def of(cls, settings: SimSettings) -> LanguageVariant:
         return cls(settings.revision, settings.quantization, settings.tokenizer)
 
     @property
     def weights(self) -> str:
-        """As a set of weights is called."""
+        """Return the name of this set of weights."""
         quantised = "" if self.quantization == "none" else f"-{self.quantization}"
         return f"sim-language-{self.revision}{quantised}"
 
     @property
     def person(self) -> bytes:
-        """Of the hash that its words follow from."""
-        first = self.weights == Tongue().weights
+        """Return the personalisation of the hash that its words follow from."""
+        first = self.weights == LanguageVariant().weights
         return b"holdfast-sim" if first else blake2b(self.weights.encode(), digest_size=16).digest()
 
 
-class Node:
-    """A place inside an unfinished character: the tokens that may follow, and where each leads (None: finished)."""
+class CharacterNode:
+    """A place inside an unfinished character: it has the tokens that may follow, and where each leads (None:
+    finished)."""
 
     __slots__ = ("children", "choices")
 
     def __init__(self) -> None:
-        self.children: dict[int, Node | None] = {}
+        self.children: dict[int, CharacterNode | None] = {}
         self.choices: tuple[int, ...] = ()
 
 
@@ -69,26 +70,26 @@ class Vocabulary:
     size: int
     words: tuple[int, ...]  # a prime number of them: see `language`
     punctuation: tuple[int, ...]
-    root: Node  # of the trie of characters
-    person: bytes = Tongue().person
+    root: CharacterNode  # of the trie of characters
+    person: bytes = LanguageVariant().person
 
-    def tail(self, tokens: list[int] | array[int]) -> Node | None:
-        """The unfinished character that `tokens` end in, if they do."""
-        node: Node | None = None
+    def tail(self, tokens: list[int] | array[int]) -> CharacterNode | None:
+        """Return the unfinished character that `tokens` end in, if they do."""
+        node: CharacterNode | None = None
         for token in tokens[-4:]:  # UTF-8 has at most four bytes, one token each
             node = (node.children.get(token) if node else None) or self.root.children.get(token)
         return node
 
 
 def asset(name: str) -> bytes:
-    """A file of the package's data."""
+    """Return a file of the package's data."""
     return (files("holdfast.engines.sim") / "data" / name).read_bytes()
 
 
 @cache
 def tokenizer_json(which: int = 1) -> bytes:
-    """An engine's tokenizer, in the format of the `tokenizers` library. Of any but the first the words have each
-    other's ids, some places on."""
+    """Return an engine's tokenizer, in the format of the `tokenizers` library. For `which` above 1 the words' ids are
+    rotated by `which` - 1 places."""
     data = asset("tokenizer.json")
     if which == 1:
         return data
@@ -101,27 +102,29 @@ def tokenizer_json(which: int = 1) -> bytes:
 
 
 def _words() -> list[str]:
-    """As the tokenizer writes them."""
+    """Return the words as the tokenizer writes them."""
     space = byte_symbols()[ord(" ")]
     return [space + word for word in asset("words.txt").decode().split()]
 
 
 def chat_template() -> str:
-    """The engine's chat template (ChatML), in jinja."""
+    """Return the engine's chat template (ChatML), in jinja."""
     return asset("chat_template.jinja").decode()
 
 
 @cache
-def load(tongue: Tongue = Tongue()) -> Vocabulary:  # noqa: B008 - frozen
-    """The packaged vocabulary, as one tongue has it."""
+def load(tongue: LanguageVariant = LanguageVariant()) -> Vocabulary:  # noqa: B008 - frozen
+    """Return the packaged vocabulary of one language variant."""
     parsed = json.loads(tokenizer_json(tongue.tokenizer))
     ids: dict[str, int] = parsed["model"]["vocab"]
     assert ids["<|im_end|>"] == EOS_TOKEN_ID
     symbols = byte_symbols()
     words = [ids[word] for word in _words()]
+    while any(len(words) % divisor == 0 for divisor in range(2, int(len(words) ** 0.5) + 1)):
+        words.pop()  # until their number is a prime
     return Vocabulary(
         size=len(ids),
-        words=tuple(words[: _prime_at_most(len(words))]),
+        words=tuple(words),
         punctuation=tuple(ids["".join(symbols[byte] for byte in mark.encode())] for mark in PUNCTUATION),
         root=_trie([ids[symbols[byte]] for byte in character.encode()] for character in CHARACTERS),
         person=tongue.person,
@@ -129,18 +132,18 @@ def load(tongue: Tongue = Tongue()) -> Vocabulary:  # noqa: B008 - frozen
 
 
 def byte_symbols() -> list[str]:
-    """How byte-level BPE writes each byte: printable Latin-1 as itself, the rest as U+0100 and up, in order."""
+    """Return how byte-level BPE writes each byte: printable Latin-1 as itself, the rest as U+0100 and up, in order."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(spare)) for byte in range(256)]
 
 
-def _trie(paths: Iterable[list[int]]) -> Node:
-    root = Node()
+def _trie(paths: Iterable[list[int]]) -> CharacterNode:
+    root = CharacterNode()
     for path in paths:
         node = root
         for token in path[:-1]:
-            child = node.children.setdefault(token, Node())
+            child = node.children.setdefault(token, CharacterNode())
             assert child is not None
             node = child
         node.children[path[-1]] = None
@@ -148,12 +151,8 @@ def _trie(paths: Iterable[list[int]]) -> Node:
     return root
 
 
-def _fix_choices(node: Node) -> None:
+def _fix_choices(node: CharacterNode) -> None:
     node.choices = tuple(node.children)
     for child in node.children.values():
         if child is not None:
             _fix_choices(child)
-
-
-def _prime_at_most(count: int) -> int:
-    return next(n for n in range(count, 1, -1) if all(n % divisor for divisor in range(2, int(n**0.5) + 1)))

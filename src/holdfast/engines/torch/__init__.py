@@ -1,1 +1,1 @@
-"""A small engine for the dense Llama family, on CPU and GPU, whose weights and KV outlive it."""
+"""The torch engine serves dense models of the Llama family on CPU and GPU; its weights and KV outlive it."""

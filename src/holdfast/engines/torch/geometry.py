@@ -1,7 +1,7 @@
-"""The KV pool of a model: how its blocks are shaped, and how many of them the memory given to it holds.
+"""Computes the geometry of a model's KV pool: the shape of its blocks, and how many fit into the memory given to it.
 
-Always true: the engines of one pair come to the same geometry, rank for rank, or they could not share the pool: it
-follows from the model, the settings and the devices' sizes, never from what is free at the moment.
+Always true: the engines of one pair compute the same geometry for each rank, otherwise they could not share the pool.
+It follows from the model, the settings and the devices' sizes, never from the memory that is free now.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec import structs
 
 from holdfast.core.errors import UserError
 from holdfast.engines.torch.files.checkpoint import Checkpoint
-from holdfast.engines.torch.gpu.memory_plan import MemoryPlan, memory_plan
+from holdfast.engines.torch.memory_plan import MemoryPlan, memory_plan
 from holdfast.engines.torch.model.attention import LAYOUT
 from holdfast.engines.torch.model.parameters import check_ranks
 from holdfast.engines.torch.stepper import threads_for
@@ -25,7 +25,7 @@ from holdfast.spec.engines import GIB, TorchSettings
 
 
 def pool_geometry(checkpoint: Checkpoint, settings: TorchSettings, dtype: torch.dtype, rank: int = 0) -> Geometry:
-    """One rank's pool of `settings.kv_gib`."""
+    """Return the geometry of one rank's pool of `settings.kv_gib`."""
     one = block_geometry(checkpoint, settings, dtype, rank)
     count = int(settings.kv_gib * GIB) // one.block_bytes
     if count < 2:
@@ -34,10 +34,10 @@ def pool_geometry(checkpoint: Checkpoint, settings: TorchSettings, dtype: torch.
 
 
 def block_geometry(checkpoint: Checkpoint, settings: TorchSettings, dtype: torch.dtype, rank: int = 0) -> Geometry:
-    """A pool of a single block: all that two engines must agree on but its size."""
+    """Return the geometry of a one-block pool: everything two engines must agree on, except the pool's size."""
     config, ranks = checkpoint.config, settings.ranks
     check_ranks(config, ranks)
-    # Exact bits hold for one arithmetic on one number of threads: KV of another is another pool's.
+    # Bits are equal only for the same arithmetic and number of threads, so these are part of the pool's identity.
     exact = f", exact on {threads_for(settings.threads)} threads" if settings.exact else ""
     return Geometry(
         checkpoint.identity,
@@ -55,27 +55,27 @@ def block_geometry(checkpoint: Checkpoint, settings: TorchSettings, dtype: torch
 
 
 def settings_on(
-    devices: Sequence[str], checkpoint: Checkpoint, wishes: TorchSettings, standbys: int, pairs: int = 1
+    devices: Sequence[str], checkpoint: Checkpoint, asked: TorchSettings, standbys: int, pairs: int = 1
 ) -> tuple[TorchSettings, MemoryPlan | None]:
-    """What was asked for, with all that was left to the device worked out, and the plan behind it on a GPU.
+    """Return the settings with defaults chosen for the device, and on a GPU the memory plan behind them.
 
-    `devices` are the ranks', by name: the smallest decides. The plan is not checked: `settle` does, once it was shown.
+    `devices` are the names of the ranks' devices: the smallest decides. `with_planned_pool` checks the plan later.
     """
-    check_ranks(checkpoint.config, wishes.ranks)
+    check_ranks(checkpoint.config, asked.ranks)
     try:
         places = [torch_device(name) for name in devices]
     except Unsupported as error:
         raise UserError(str(error)) from error
     is_gpu = places[0].type != "cpu"
-    settings = wishes.for_device(is_gpu)
+    settings = asked.for_device(is_gpu)
     if not is_gpu:
         return settings, None
-    # The whole device, not what is free of it: what others use of it by then is in the sum.
+    # The whole device, not its free memory: the sum includes the other processes' use.
     device_bytes = min(torch.cuda.get_device_properties(place).total_memory for place in places)
     one = block_geometry(checkpoint, settings, torch.bfloat16)
     return settings, memory_plan(checkpoint.config, settings, one, device_bytes, standbys=standbys, pairs=pairs)
 
 
-def settle(settings: TorchSettings, plan: MemoryPlan | None) -> TorchSettings:
-    """With the pool the plan allows; UserError with the sum where it allows none."""
+def with_planned_pool(settings: TorchSettings, plan: MemoryPlan | None) -> TorchSettings:
+    """Return the settings with the pool that the plan allows; raise UserError with the sum if it allows none."""
     return settings if plan is None else structs.replace(settings, kv_gib=plan.pool_for(settings.kv_gib) / GIB)

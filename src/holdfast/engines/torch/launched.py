@@ -1,9 +1,11 @@
-"""What a step leaves: tokens for the next one to begin with, and for the host the same tokens with a proof of health.
+"""The results of a step: its tokens, on the device for the next step, and on the host together with a health check.
 
-The proof is a sum: every row's logits added up. One number that is not finite (a NaN, an overflow) makes the sum so,
-and the sum comes to the host in the copy that brings the tokens: nothing more is waited for. Always true: no token and
-no KV of a step whose proof failed is believed, because `result` raises before anything of it is retired; only what the
-model itself computed is summed, before bias, penalties or temperature, so no request's settings can fail it.
+The check is the sum of every row's logits. One number that is not finite (a NaN, an overflow) makes the sum not finite.
+The same copy brings tokens and sums to the host, so there is no extra wait.
+
+Always true: no token and no KV of a step with a failed check is used, because `result` raises before the step retires.
+The sum is over the model's own logits, before bias, penalties or temperature, so no request's settings can make it
+fail.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import torch
 
 from holdfast.core.requests import TokenLogprobs
 from holdfast.engines.torch.model.batch import on_host
-from holdfast.engines.torch.sampling import Drawn, SamplingRows, told_logprobs
+from holdfast.engines.torch.sampling import Drawn, SamplingRows, logprobs_by_stream
 
 Tokens = dict[int, int]  # by stream number
 Logprobs = dict[int, TokenLogprobs]
@@ -24,8 +26,8 @@ class NotFiniteError(Exception):
     """The model computed numbers that are not finite: the device, its memory or the weights are broken."""
 
 
-class Latest:
-    """What the latest step drew, by row, on the device; one piece of memory, so that one copy tells all."""
+class LatestTokens:
+    """The tokens that the latest step drew, by row, on the device; one buffer, so that one copy brings all."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self._both = torch.zeros(2, rows, dtype=torch.int64, device=device)
@@ -36,40 +38,40 @@ class Latest:
     def rows(self) -> int:
         return self.tokens.shape[0]
 
-    def take(self, tokens: torch.Tensor, sums: torch.Tensor) -> None:
-        """Of the first rows; the others keep what they had."""
+    def store(self, tokens: torch.Tensor, sums: torch.Tensor) -> None:
+        """Store the tokens and sums of the first rows; the other rows keep theirs."""
         self.tokens[: tokens.shape[0]].copy_(tokens)
         self.sums[: sums.shape[0]].copy_(sums)
 
-    def told(self) -> torch.Tensor:
-        """A copy for the host; on a GPU it is on its way."""
+    def copy_to_host(self) -> torch.Tensor:
+        """Return a copy for the host; on a GPU the copy is only queued."""
         return on_host(self._both) if self._both.is_cuda else self._both.clone()
 
 
 def row_sums(values: torch.Tensor) -> torch.Tensor:
-    """Each row's sum; finite where all of the row is, short of logits beyond 1e30."""
+    """Return each row's sum, which is finite if the whole row is (unless logits exceed 1e30)."""
     return values.sum(-1, dtype=torch.float32)
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
-    """A step on its way."""
+class LaunchedStep:
+    """A step queued on the device, and the buffers for its results."""
 
     numbers: list[int]  # streams that draw: the first rows
-    checked: int  # rows whose sums must be finite
-    told: torch.Tensor  # `Latest.told`, on the host once `ready`
+    checked: int  # rows with sums that must be finite
+    outcome: torch.Tensor  # `LatestTokens.copy_to_host`, on the host once `ready`
     ready: torch.cuda.Event | None = None
     drawn: Drawn | None = None  # with logprobs, on the host once `ready`
     rows: SamplingRows | None = None
 
     def result(self) -> tuple[Tokens, Logprobs]:
-        """Waits for the device. The tokens drawn, by stream, and logprobs for those who asked. NotFiniteError."""
+        """Wait for the device; return the tokens by stream, and the requested logprobs. Raise NotFiniteError."""
         if self.ready is not None:
             self.ready.synchronize()
-        sums = self.told[1, : self.checked].view(torch.float64)
+        sums = self.outcome[1, : self.checked].view(torch.float64)
         if not sums.isfinite().all():
             bad = [row for row, finite in enumerate(sums.isfinite().tolist()) if not finite]
-            whose = [str(self.numbers[row]) if row < len(self.numbers) else "a prompt" for row in bad]
-            raise NotFiniteError(f"logits are not finite, of {', '.join(whose[:8])}: the device cannot be trusted")
-        logprobs = told_logprobs(self.drawn, self.rows) if self.drawn is not None and self.rows is not None else {}
-        return dict(zip(self.numbers, self.told[0, : len(self.numbers)].tolist(), strict=True)), logprobs
+            owners = [str(self.numbers[row]) if row < len(self.numbers) else "a prompt" for row in bad]
+            raise NotFiniteError(f"logits are not finite, of {', '.join(owners[:8])}: the device cannot be trusted")
+        logprobs = logprobs_by_stream(self.drawn, self.rows) if self.drawn is not None and self.rows is not None else {}
+        return dict(zip(self.numbers, self.outcome[0, : len(self.numbers)].tolist(), strict=True)), logprobs

@@ -1,14 +1,14 @@
-"""From logits to tokens, for a batch of rows with settings of their own.
+"""Draws a token for each row of a step's logits, by the row's own settings and the rules of `engines.sampling`.
 
-The order is vLLM's: bans (`min_tokens`) and `logit_bias`; penalties; rows below the least temperature take the
-likeliest token; the others are divided by the temperature, truncated (truncation.py), and drawn by Gumbel-max with
-noise from (seed, position, token id) (noise.py, fact 4e). Equal values: the lowest id wins. Logprobs are the model's
-own, before all of this (vLLM's default, `raw_logprobs`).
+Rows below the smallest temperature take the likeliest token, the others are drawn. Of equal values the lowest id wins.
+Logprobs are the model's own, before any rule (vLLM's default, `raw_logprobs`).
 
-Always true: a row's token depends on its logits, settings and text alone, bit for bit, not on its neighbours, its
-place or the size of the batch; nothing waits for the device, so a step can be captured in a graph and the next one
-queued before its tokens are known; rows pay only for what they ask (no sort for plain ones, no noise for greedy
-ones).
+Always true:
+- A row's token depends only on its logits, settings and text, bit for bit: not on other rows, its index or the batch
+  size.
+- Nothing waits for the device, so a step can be captured in a graph, and the next one queued before its tokens are
+  known.
+- Rows cost only what they ask for: no sort for plain rows, no noise for greedy ones.
 """
 
 from __future__ import annotations
@@ -19,19 +19,27 @@ from dataclasses import dataclass, field
 import torch
 
 from holdfast.core.requests import Sampling, TokenLogprobs
-from holdfast.engines.paged.sequences import Segment, Stream
-from holdfast.engines.sampling.noise import gumbel, row_keys, seed_key
-from holdfast.engines.sampling.penalties import Kept, Nudges, Penalties, nudges, penalties
-from holdfast.engines.sampling.settings import has_nudges, has_penalties, is_greedy, truncates
-from holdfast.engines.sampling.truncation import Truncation, truncation
+from holdfast.engines.paged.sequences import PagedStream, Segment
+from holdfast.engines.sampling import (
+    CarriedCounts,
+    Penalties,
+    TokenRules,
+    Truncation,
+    gumbel,
+    penalties,
+    row_keys,
+    seed_key,
+    token_rules,
+    truncation,
+)
 from holdfast.engines.torch.model.batch import on_host
 
 
 @dataclass(slots=True)
 class SamplingRows:
-    """The settings of a batch's rows as tensors. Between steps of the same streams only `advance` changes it."""
+    """The settings of a batch's rows as tensors. Between steps of the same streams only `advance` changes them."""
 
-    streams: list[Stream]
+    streams: list[PagedStream]
     seeds: torch.Tensor  # mixed
     positions: torch.Tensor  # of the token to draw
     temperatures: torch.Tensor  # [rows, 1]; 1 where the likeliest is taken
@@ -40,7 +48,7 @@ class SamplingRows:
     random: torch.Tensor | None = None  # places of rows that are drawn; None: all that `greedy` does not name
     likeliest: torch.Tensor | None = None  # bool [rows, 1] instead of places, where the rows are a graph's
     truncation: Truncation | None = None  # by place among the drawn rows
-    nudges: Nudges | None = None
+    token_rules: TokenRules | None = None
     penalties: Penalties | None = None
     logprob_rows: torch.Tensor | None = None  # places of rows that ask for logprobs
     logprob_tops: list[int] = field(default_factory=list)  # how many alternatives each of these asks for
@@ -50,11 +58,11 @@ class SamplingRows:
 
     @property
     def due(self) -> list[int]:
-        """`positions` as known here: a graph may have taken steps of these streams since."""
+        """Return `positions` as known on the host, including steps that a graph has made since."""
         return [position + self.steps for position in self.next_positions]
 
     def advance(self, tokens: torch.Tensor) -> None:
-        """Take up the tokens drawn; on the device, in place."""
+        """Count the drawn tokens and advance the positions, on the device, in place."""
         self.positions += 1
         if self.penalties is not None:
             self.penalties.count_(tokens)
@@ -63,7 +71,7 @@ class SamplingRows:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What a step drew. The logprobs are of the rows that ask, in their order."""
+    """The tokens that a step drew, and the logprobs of the rows that ask for them, in row order."""
 
     tokens: torch.Tensor
     chosen: torch.Tensor | None = None
@@ -71,21 +79,21 @@ class Drawn:
     top_logprobs: torch.Tensor | None = None
 
     def on_host(self) -> Drawn:
-        """The logprobs are on their way: to ask the device for them later would wait for the step after, too."""
+        """Start to copy the logprobs to the host: a later copy would also wait for the next step."""
         asked = (self.chosen, self.top_ids, self.top_logprobs)
         return Drawn(self.tokens, *(on_host(each) if each is not None else None for each in asked))
 
 
 def draw(logits: torch.Tensor, rows: SamplingRows) -> Drawn:
-    """One token per row of `logits` [rows, vocabulary], which is left as it is."""
-    if logits.is_cuda and not (rows.truncation or rows.nudges or rows.penalties or rows.logprob_tops):
+    """Draw one token per row of `logits` [rows, vocabulary], which stays unchanged."""
+    if logits.is_cuda and not (rows.truncation or rows.token_rules or rows.penalties or rows.logprob_tops):
         return Drawn(_tokens(logits, rows))  # the kernel takes them as they are
     raw = logits.float()
     shaped = raw
-    if rows.nudges is not None or rows.penalties is not None:
+    if rows.token_rules is not None or rows.penalties is not None:
         shaped = raw.clone()
-        if rows.nudges is not None:
-            rows.nudges.apply_(shaped, rows.positions)
+        if rows.token_rules is not None:
+            rows.token_rules.apply_(shaped, rows.positions)
         if rows.penalties is not None:
             rows.penalties.apply_(shaped)
     tokens = _tokens(shaped, rows)
@@ -114,7 +122,7 @@ def _tokens(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
 
 
 def _likeliest(rows: SamplingRows) -> torch.Tensor | None:
-    """Which rows take the likeliest, as a bool [rows, 1]; None: none. A greedy row's temperature does not tell."""
+    """Return the rows that take the likeliest token, as a bool [rows, 1]; None: none. (Their temperature is 1.)"""
     if rows.likeliest is not None or rows.greedy is None:
         return rows.likeliest
     chosen = torch.zeros(len(rows.streams), 1, dtype=torch.bool, device=rows.seeds.device)
@@ -134,7 +142,7 @@ def _gumbel_max(
 
 
 def _largest(values: torch.Tensor) -> torch.Tensor:
-    """The first of the largest; on CPU `max` finds it in a third of `argmax`'s time."""
+    """Return the first of the largest; on CPU `max` finds it in a third of `argmax`'s time."""
     return values.max(-1).indices
 
 
@@ -146,52 +154,52 @@ def _with_logprobs(raw: torch.Tensor, tokens: torch.Tensor, rows: SamplingRows) 
     return Drawn(tokens, chosen, top.indices, top.values)
 
 
-def told_logprobs(drawn: Drawn, rows: SamplingRows) -> dict[int, TokenLogprobs]:
-    """By stream number, for those that asked. Of what is on a device, this waits for it."""
+def logprobs_by_stream(drawn: Drawn, rows: SamplingRows) -> dict[int, TokenLogprobs]:
+    """Return logprobs by number of the streams that asked; wait for the device if they are there."""
     if rows.logprob_rows is None or drawn.chosen is None or drawn.top_ids is None or drawn.top_logprobs is None:
         return {}
     ids, values, chosen = drawn.top_ids.tolist(), drawn.top_logprobs.tolist(), drawn.chosen.tolist()
-    told = {}
+    found = {}
     for at, (number, top) in enumerate(zip(rows.logprob_streams, rows.logprob_tops, strict=True)):
         listed = list(zip(ids[at][:top], values[at][:top], strict=True))
-        told[number] = TokenLogprobs(chosen[at], listed)
-    return told
+        found[number] = TokenLogprobs(chosen[at], listed)
+    return found
 
 
 def is_plain(sampling: Sampling, vocabulary: int) -> bool:
-    """Nothing but temperature and seed matters, and nobody asks for logprobs."""
-    cut = not is_greedy(sampling) and truncates(sampling, vocabulary)
+    """Return True if nothing but temperature and seed matters, and no logprobs are asked for."""
+    cut = not sampling.is_greedy and sampling.truncates(vocabulary)
     asked = sampling.top_logprobs is not None
-    return not (cut or asked or has_penalties(sampling) or has_nudges(sampling))
+    return not (cut or asked or sampling.has_penalties or sampling.has_token_rules)
 
 
 def rows_for(drawing: Sequence[Segment], words: torch.Tensor, before: SamplingRows | None = None) -> SamplingRows:
-    """Rows for the segments that draw. `before` are those of the last step that drew: the same streams again, and they
-    are used again as they are; else what these have counted on the device is carried over. A stream that was not
-    among them is made anew from its text, all of which must be known here. `words`: `noise.token_words`, once."""
+    """Return rows for the segments that draw. `before` are the rows of the last step that drew. If the streams are the
+    same, these are returned; otherwise their counts on the device are carried over. A new stream is counted from its
+    text, all of which must be known here. `words`: the result of `token_words`."""
     streams = [segment.owner for segment in drawing]
     positions = [segment.position for segment in drawing]
     if before is not None and before.streams == streams and before.due == positions:  # `Stream` compares by identity
         return before
     device, vocabulary = words.device, words.shape[0]
     settings = [stream.sampling for stream in streams]
-    drawn = [row for row, each in enumerate(settings) if not is_greedy(each)]
+    drawn = [row for row, each in enumerate(settings) if not each.is_greedy]
     logprob_rows = [row for row, each in enumerate(settings) if each.top_logprobs is not None]
     rows = SamplingRows(
         streams,
         seeds=torch.tensor([seed_key(each.seed) for each in settings], dtype=torch.int64, device=device),
         positions=torch.tensor(positions, dtype=torch.int64, device=device),
         temperatures=torch.tensor(
-            [1.0 if is_greedy(each) else each.temperature for each in settings], dtype=torch.float32, device=device
+            [1.0 if each.is_greedy else each.temperature for each in settings], dtype=torch.float32, device=device
         ).unsqueeze(1),
         words=words,
         truncation=truncation([settings[row] for row in drawn], vocabulary, device),
-        nudges=nudges(streams, vocabulary, device),
+        token_rules=token_rules(streams, vocabulary, device),
         penalties=penalties(streams, _carried(streams, positions, before), vocabulary, device),
         next_positions=positions,
     )
     if len(drawn) < len(streams):
-        greedy = [row for row, each in enumerate(settings) if is_greedy(each)]
+        greedy = [row for row, each in enumerate(settings) if each.is_greedy]
         rows.greedy = torch.tensor(greedy, device=device)
         rows.random = torch.tensor(drawn, device=device) if drawn else None
     if logprob_rows:
@@ -201,19 +209,19 @@ def rows_for(drawing: Sequence[Segment], words: torch.Tensor, before: SamplingRo
     return rows
 
 
-def _carried(streams: list[Stream], positions: list[int], before: SamplingRows | None) -> dict[int, Kept]:
-    """Which rows' counts are in `before`, complete up to the position they now draw for."""
-    kept: dict[int, Kept] = {}
+def _carried(streams: list[PagedStream], positions: list[int], before: SamplingRows | None) -> dict[int, CarriedCounts]:
+    """Return the rows whose counts are in `before`, complete up to the position they draw now."""
+    kept: dict[int, CarriedCounts] = {}
     if before is not None and before.penalties is not None:
         at, places = 0, {id(stream): row for row, stream in enumerate(streams)}
         for stream, start in zip(before.streams, before.next_positions, strict=True):
-            if not has_penalties(stream.sampling):
+            if not stream.sampling.has_penalties:
                 continue
             row = places.get(id(stream))
             if row is not None and positions[row] == start + before.steps:
-                kept[row] = Kept(before.penalties, at)
+                kept[row] = CarriedCounts(before.penalties, at)
             at += 1
     for row, stream in enumerate(streams):
-        if has_penalties(stream.sampling) and row not in kept:
+        if stream.sampling.has_penalties and row not in kept:
             assert len(stream.tokens) == positions[row], f"{stream!r} was not counted, and its text is not known"
     return kept

@@ -1,1 +1,1 @@
-"""Stock vLLM as an engine whose weights and KV outlive it. The only room that imports vllm."""
+"""Stock vLLM as an engine; its weights and KV outlive it. Only this package imports vllm."""

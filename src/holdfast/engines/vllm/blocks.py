@@ -1,11 +1,13 @@
-"""What vLLM's scheduler asks of its block pool, answered by the KV pool whose index outlives the engine.
+"""vLLM's block pool, implemented over the KV pool with an index that outlives the engine.
 
-vLLM's block 0 is its null block; 1 to S are the shared ones, the index's 0 to S - 1; behind them lie the private ones
-of all engine slots, of which a few are this engine's. A step is planned by one `schedule()` and retired by one
-`update_from_output()`, in the same order; between the two the device may write what the step was given. vLLM names a
-block's content when it plans the step that completes it, and gives blocks back while such steps are still running. So
-two kinds of blocks exist here that the pool knows nothing of: *named* ones, whose content has a key and is not yet
-there, and *lingering* ones, which nobody holds and somebody may still write.
+vLLM's block 0 is its null block. Blocks 1 to S are the shared ones, the index's 0 to S - 1. Behind them lie the private
+blocks of all engine slots, of which a few are this engine's.
+
+A step is planned by one `schedule()` and retired by one `update_from_output()`, in the same order. Between the two the
+device may write the step's blocks. vLLM names a block's content when it plans the step that completes it, and gives
+blocks back while such steps still run. So there are two kinds of blocks that the pool does not know:
+- *named* blocks have a key, but not yet their content;
+- *lingering* blocks are held by no request, but a step may still write them.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from holdfast.kv.pool import KvUse, NoRoom, Pool
 
 
 class Block(Protocol):
-    """vLLM's, with its own count of who holds it; null ones are never given back."""
+    """One of vLLM's blocks, with its count of holders; null blocks are never given back."""
 
     ref_cnt: int
 
@@ -34,7 +36,7 @@ class Block(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Name:
-    """What a block will contain once a step has retired."""
+    """The content that a block will have when a step has retired."""
 
     block: int
     key: bytes
@@ -43,28 +45,28 @@ class Name:
 
 
 class VaultBlocks:
-    """What must always be true:
+    """The blocks of one vLLM engine. Always true:
 
-    - a block is open in the index before a step is planned that may write it, and until the last such step has retired;
-    - a block is whole in the index from the retirement of the step that wrote its last position, under the key of what
-      is in it, before that step's outputs leave; a named block that was handed out anew, or given back by the very
-      `schedule()` that named it (its step will not write it), loses its name;
-    - a lingering block is room like any other: handed out again it stays open, in the same generation, since work on a
-      device is done in order; otherwise it is released when all steps planned before it was given back have retired;
-    - the pool holds a shared block once for us while vLLM counts holders of it, and while it lingers; `room` is no more
-      than what `take` gives, and a block that `touch` takes without holders was one of it;
-    - without a pool, only this engine's private blocks are handed out, and no index hears of what is in them.
+    - A block is open in the index from before a step that may write it is planned until the last such step has retired.
+    - A block becomes whole in the index, under the key of its content, when the step that wrote its last position
+      retires, before that step's outputs leave.
+    - A named block loses its name if it is handed out again, or if the same `schedule()` that named it gives it back:
+      then its step will not write it.
+    - A lingering block counts as free. Handed out again it stays open, in the same generation, since a device works in
+      order. Otherwise it is released when all steps planned before it was given back have retired.
+    - The pool holds a shared block once for us while vLLM counts holders of it, and while it lingers.
+    - `room` is at most what `take` can give; it includes the blocks without holders that `touch` may take.
+    - Without a pool, only this engine's private blocks are handed out, and their content is in no index.
 
-    `books` is held by whoever calls anything here that changes something, and by whoever changes the pool behind our
-    back. Nothing of the pool's is remembered here, so what that may be (blocks back from quarantine, streams awaited
-    no more) is seen by the next question.
+    Every caller that changes blocks holds `books`, and so does other code that changes the pool. Nothing of the pool is
+    cached here, so its changes (blocks freed from quarantine, streams no longer awaited) are seen at once.
     """
 
     def __init__(self, blocks: Sequence[Block], *, shared: int, private: range, text_blocks_max: int) -> None:
         if not 0 < shared < private.start <= private.stop <= len(blocks):
             raise ValueError(f"{len(blocks)} blocks are not {shared} shared ones with {private} behind them, private")
         self.books = threading.RLock()
-        self.preempting = False  # whoever gives blocks back now only waits for room: awaited, after our death
+        self.preempting = False  # a request that now gives blocks back is preempted: a next owner would await it
         self._blocks = blocks
         self._shared = shared
         self._text_blocks_max = text_blocks_max  # of one text
@@ -86,17 +88,17 @@ class VaultBlocks:
         steps = f"{self._planned - self._retired} steps in flight"
         return f"<vLLM's blocks: {steps}, {len(self._names)} named, {lingering} lingering, {self._pool!r}>"
 
-    # -- whose blocks
+    # -- which blocks are private
 
     def attach(self, pool: Pool) -> None:
-        """From now on blocks are the pool's. Private ones still held are private ones once more when given back."""
+        """Use the pool's blocks from now on. Private blocks in use become private again when they are given back."""
         count = pool.index.geometry.block_count
         if self._pool is not None or count != self._shared:
             raise Misuse(f"a pool of {count} blocks for {self._shared} shared ones; now {self._pool!r}")
         self._pool = pool
 
     def detach(self) -> None:
-        """To be called when no shared block is held and no step in flight: the index is left as it stands."""
+        """Stop using the pool; leave its index unchanged. No shared block may be held, no step in flight."""
         if self._planned != self._retired or self._held():
             raise Misuse(f"still in use: {self!r}")
         self._pool = None
@@ -104,17 +106,17 @@ class VaultBlocks:
     # -- steps
 
     def planning(self) -> None:
-        """A `schedule()` begins."""
+        """Note that a `schedule()` begins."""
         self._planned += 1
         self._planning = True
 
     def planned(self) -> None:
-        """It ends."""
+        """Note that a `schedule()` ends."""
         self._planning = False
 
     def retired(self) -> None:
-        """The oldest step in flight has retired and vLLM has seen its outputs, which nobody else has. What is named by
-        it is published, each after its parent."""
+        """Note that the oldest step in flight has retired: vLLM has its outputs, no client has them yet. Publish the
+        blocks that it named, each after its parent."""
         self._retired += 1
         names = self._due.pop(self._retired, ())
         if names and self._pool is not None:
@@ -131,9 +133,9 @@ class VaultBlocks:
 
     @property
     def room(self) -> int:
-        """Blocks that `take` would give. While the fence is about to bring some back, not those of streams that are
-        awaited: what anybody finds is not awaited any more, so hits count as vLLM counts them. To count these takes
-        milliseconds right after a takeover (60,000 blocks: 40), so not where any text fits without."""
+        """Return how many blocks `take` would give. While the GPU fence is about to free blocks, leave out those of
+        awaited streams. Blocks that a request finds are no longer awaited, so hits count as in vLLM. Counting awaited
+        blocks takes milliseconds after a takeover (60,000 blocks: 40 ms), so skip it if any text fits without them."""
         pool = self._pool
         if pool is None:
             return len(self._private)
@@ -143,7 +145,7 @@ class VaultBlocks:
         return room + self._evictable(pool)
 
     def take(self, count: int) -> list[Block]:
-        """That many blocks, each held once: first those that linger without a name, last those with one."""
+        """Return `count` blocks, each with one holder: lingering blocks without a name first, those with one last."""
         if count > self.room:
             raise ValueError(f"Cannot get {count} free blocks from the pool")
         pool = self._pool
@@ -168,12 +170,12 @@ class VaultBlocks:
         return blocks
 
     def name(self, block: Block, key: bytes, depth: int, *, earlier: bool) -> None:
-        """The block's content will be what `key` says. While a step is planned: by that step, or `earlier` if all of it
-        was planned before. While one retires: by that one."""
+        """Note that the block will have the content of `key`. Called while a step is planned, which completes it
+        (`earlier`: an earlier step does), or while a step retires, which completed it."""
         number = block.block_id
         if block.is_null or number > self._shared:
-            return  # nobody will look for it
-        assert self._generations[number], f"block {number} is whole, or nobody's"
+            return  # no request will look for it
+        assert self._generations[number], f"block {number} is whole, or not in use"
         last = self._planned - 1 if earlier and self._planned - 1 > self._retired else self._planned
         step = last if self._planning else self._retired + 1
         name = self._names[number] = Name(number, key, depth, step)
@@ -181,7 +183,7 @@ class VaultBlocks:
         self._due.setdefault(step, []).append(name)
 
     def find(self, key: bytes) -> Block | None:
-        """The block that has this content, or will when the steps planned by now have run."""
+        """Return the block that has this content, or will have it after the steps planned so far."""
         if self._pool is None:
             return None
         block = self._pool.find(key)
@@ -189,7 +191,7 @@ class VaultBlocks:
         return None if number is None else self._blocks[number]
 
     def touch(self, blocks: Iterable[Block]) -> None:
-        """One more holder for each; they were found just now."""
+        """Add a holder to each of these blocks, which `find` just returned."""
         for block in blocks:
             if not block.ref_cnt and not block.is_null:
                 number = block.block_id
@@ -201,7 +203,7 @@ class VaultBlocks:
             block.ref_cnt += 1
 
     def give_back(self, blocks: Iterable[Block]) -> None:
-        """One holder fewer for each, a stream's last block first."""
+        """Drop a holder of each block, a stream's last block first."""
         whole = []
         for block in blocks:
             block.ref_cnt -= 1
@@ -219,7 +221,7 @@ class VaultBlocks:
             self._pool.release(whole[::-1], live=self.preempting)
 
     def reset(self) -> bool:
-        """Nothing computed so far is found any more. False: some of it is held, and nothing has changed."""
+        """Forget all computed blocks; return False, and change nothing, if a request holds some."""
         if self._held() or len(self._private) < self._private_count:
             return False
         for number in list(self._lingering_named):
@@ -233,7 +235,7 @@ class VaultBlocks:
     # -- what others ask
 
     def match(self, keys: Sequence[bytes]) -> int:
-        """How many leading blocks of a text would be found. Only looks."""
+        """Return how many leading blocks of a text would be found, without holding them."""
         pool = self._pool
         for count, key in enumerate(keys):
             if pool is None or not (key in self._by_key or pool.match((key,))):
@@ -241,12 +243,12 @@ class VaultBlocks:
         return len(keys)
 
     def started(self, asked_tokens: int, found_tokens: int) -> None:
-        """A stream begins to run, having looked for so many leading positions."""
+        """Count a stream that begins to run, having looked for so many leading positions."""
         self._asked_tokens += asked_tokens
         self._found_tokens += found_tokens
 
     def use(self) -> KvUse:
-        """How full the pool is; without one, how full our private blocks are. Another thread may ask."""
+        """Return how full the pool is, or without a pool, our private blocks. Callable from any thread."""
         pool = self._pool
         if pool is None:
             return KvUse(self._private_count, self._private_count - len(self._private))
@@ -255,7 +257,7 @@ class VaultBlocks:
     # -- inside
 
     def _held(self) -> int:
-        """Shared blocks in streams' hands."""
+        """Return the number of shared blocks that streams hold."""
         pool = self._pool
         if pool is None:
             return 0
@@ -266,7 +268,8 @@ class VaultBlocks:
         return pool.cached_count - (pool.awaited_count if pool.fence_awaited else 0)
 
     def _publish(self, pool: Pool, name: Name, given_back: dict[bool, list[int]]) -> None:
-        """Its writers have all retired. If another block has the same content and is held, this one stays open."""
+        """Publish a block that no step writes any more. If another block with the same content is held, this one stays
+        open."""
         number, generation = name.block, self._generations[name.block]
         self._unname(number)
         self._generations[number] = 0

@@ -1,9 +1,9 @@
-"""vLLM's canary: which question an engine is asked, and how far its answer is from being another.
+"""Chooses vLLM's canary: a question whose answer is clear.
 
-vLLM batches a canary with others, and sums in another order with them: where two tokens are almost as likely, the
-answer may be either. So a question is looked for whose answer is clear: a few tokens that are repeated (facts 23: a
-model that has read some rounds of them is sure of the next). The first whose tokens all lead by `TOLERANCE_NATS` is
-taken; where there is none, as in a model of random weights, the clearest one.
+vLLM batches a canary with other requests, which changes the order of sums: if two tokens are almost equally likely, the
+answer may be either. So the question is a few repeated tokens (facts 23: after some rounds a model is sure of the next
+one). The first question is chosen whose answer's tokens all lead by `TOLERANCE_NATS`. If there is none, as with random
+weights, the clearest one is chosen.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from holdfast.core.requests import CANARY_TIER, GenerateRequest, TokenLogprobs
+from holdfast.engines.host.proving import TOLERANCE_NATS
 from holdfast.engines.paged.blocks import blocks_for
 from holdfast.engines.paged.canary import PROMPT_TOKENS, TOKENS, canary_request
-from holdfast.engines.shadow.proving import TOLERANCE_NATS
 
 ROUNDS = (1, 8, 6, 4, 3, 12, 2)  # how often the tokens of each question are repeated
-TOP = 4  # likeliest tokens that are told: among them is the known one, where an answer rounds
+TOP = 4  # likeliest tokens to report: if an answer rounds differently, the known token is among them
 
 
 def private_blocks(block_tokens: int) -> int:
-    """Of one engine that stands by, for one question at a time."""
+    """Return the number of private blocks of one standby, enough for one question at a time."""
     return blocks_for(PROMPT_TOKENS + TOKENS + 1, block_tokens)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnsweredQuestion:
     number: int  # of the question
     request: GenerateRequest
     tokens: tuple[int, ...]
@@ -36,12 +36,12 @@ class Answer:
 
     @property
     def margin(self) -> float:
-        """The least difference between the likeliest token's logprob and the next one's."""
+        """Return the smallest difference between the likeliest token's logprob and the next one's."""
         return min((each.top[0][1] - each.top[1][1] for each in self.logprobs if len(each.top) > 1), default=0.0)
 
 
 def questions(vocabulary: int) -> Iterator[tuple[int, GenerateRequest]]:
-    """Yield the candidates, all of one length, with the likeliest tokens asked for."""
+    """Yield the candidate questions, all of one length, which ask for the likeliest tokens."""
     first = canary_request(vocabulary)
     sampling = structs.replace(first.sampling, top_logprobs=TOP)
     for number, rounds in enumerate(ROUNDS):
@@ -49,9 +49,9 @@ def questions(vocabulary: int) -> Iterator[tuple[int, GenerateRequest]]:
         yield number, structs.replace(first, tokens=repeated * rounds, sampling=sampling, tier=CANARY_TIER)
 
 
-def clearest(vocabulary: int, answer: Callable[[int, GenerateRequest], Answer]) -> Answer:
-    """Ask until an answer is clear, and return the clearest."""
-    best: Answer | None = None
+def clearest(vocabulary: int, answer: Callable[[int, GenerateRequest], AnsweredQuestion]) -> AnsweredQuestion:
+    """Ask questions until an answer is clear; return the clearest."""
+    best: AnsweredQuestion | None = None
     for number, request in questions(vocabulary):
         found = answer(number, request)
         if best is None or found.margin > best.margin:

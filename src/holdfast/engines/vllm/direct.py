@@ -1,12 +1,12 @@
-"""vLLM's own schedulers and books, over blocks that end with their engine (`--kv direct`). Loaded by vLLM, as its
+"""vLLM's own schedulers and block pool, over blocks that end with their engine (`--kv direct`). Loaded by vLLM, as its
 `scheduler_cls`.
 
-Nobody takes these blocks over, so they may be of any kind that vLLM has: sliding windows, several groups of layers,
-states, quantised ones. A stream that comes back is computed anew. While an engine stands by there is memory under a few
-blocks only, its private ones, where it answers its canary; all others are held here until there is memory for them.
+No engine adopts these blocks, so they may be of any kind that vLLM has: sliding windows, several groups of layers,
+states, quantised ones. A resumed stream is computed again. A standby has memory only for its private blocks, in which
+it answers its canary; `OwnBlocks` withholds all others until there is memory for them.
 
-Always true: without a pool none but the private blocks are handed out; nothing that was computed before a pool was
-there is found in it.
+Always true: without a pool only the private blocks are handed out. Blocks computed before there was a pool are not
+found later.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from holdfast.kv.pool import KvUse, Pool
 
 
 class OwnBlocks:
-    """What `VaultBlocks` is to `VllmCore`, where the books are vLLM's: `own` is its block pool. `attach` and `detach`
-    are called while nobody holds a block."""
+    """The counterpart of `VaultBlocks` over vLLM's own block pool (`own`). `attach` and `detach` are called while no
+    request holds a block."""
 
-    books: AbstractContextManager[object] = nullcontext()  # nobody else changes them
+    books: AbstractContextManager[object] = nullcontext()  # only vLLM changes them
 
     def __init__(self, own: Any, private_count: int) -> None:
         self._own, self._private_count = own, private_count
-        self._aside: list[Any] = []  # what is not to be handed out
+        self._aside: list[Any] = []  # blocks that must not be handed out
         self._serves = False
         self._asked_tokens = self._found_tokens = 0
         self._set_aside()
@@ -39,7 +39,7 @@ class OwnBlocks:
         return f"<vLLM's own blocks: {self.use()}>"
 
     def attach(self, pool: Pool) -> None:
-        """There is memory under all blocks; `pool` is of no use here."""
+        """Use all blocks, which have memory now; `pool` is ignored."""
         if self._serves:
             raise Misuse(f"there is a pool already: {self!r}")
         self._own.free_blocks(self._aside)
@@ -61,7 +61,7 @@ class OwnBlocks:
         self._own.free_blocks([block for block in taken if block.block_id <= self._private_count])
 
     def match(self, keys: list[bytes]) -> int:
-        """What a stream had was another engine's own."""
+        """Return 0: a stream's earlier blocks ended with their engine."""
         return 0
 
     def started(self, asked_tokens: int, found_tokens: int) -> None:
@@ -69,13 +69,13 @@ class OwnBlocks:
         self._found_tokens += found_tokens
 
     def use(self) -> KvUse:
-        """Another thread may ask. How many unheld blocks are still of use is in vLLM's books only."""
+        """Return how full the pool is; callable from any thread. Only vLLM knows which free blocks are reusable."""
         count = self._own.num_gpu_blocks - 1 if self._serves else self._private_count
         return KvUse(count, count - self._own.get_num_free_blocks(), 0, self._asked_tokens, self._found_tokens)
 
 
 class DirectScheduler(OneAlone):
-    """Stock, but for what it tells."""
+    """vLLM's scheduler, which also reports each planned step."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
@@ -97,7 +97,7 @@ class DirectScheduler(OneAlone):
         return output
 
     def keys_of(self, request: Any) -> list[bytes]:
-        """Names for the blocks that it had, which nobody has here."""
+        """Return the names of a request's blocks, none of which is here."""
         return [b""] * (int(request.num_tokens - 1) // int(self.block_size))
 
 

@@ -1,12 +1,14 @@
-"""Draws inside vLLM: rows of logits become rows whose largest value is the token, and vLLM takes the largest.
+"""Draws tokens inside vLLM: changes the logits so that the drawn token has the largest value, which vLLM then takes.
 
 The order and the noise are the torch engine's (torch/sampling.py): bans and bias, penalties, temperature, truncation,
-noise from (seed, position, token id). Always true: what a row becomes is a function of its logits, its request and its
-text so far, so a stream that was resumed anywhere draws as the unbroken one; a row that no draw asked for (a prompt's
-chunk) changes nothing; rows that take the likeliest token of the model's own logits are not here at all.
+noise from (seed, position, token id).
 
-vLLM hands over the list in which it keeps a request's new tokens, and appends to it. In asynchronous scheduling the
-newest of them is a placeholder until just before the draw, so tokens are read then and never sooner.
+Always true: a changed row depends only on its logits, its request and its text so far, so a resumed stream draws like
+the unbroken one. A row that draws nothing (a prompt's chunk) changes no state. Rows that take the likeliest token of
+the unchanged logits are not handled here.
+
+vLLM passes the list in which it keeps a request's new tokens, and appends to it. With asynchronous scheduling its
+newest entry is a placeholder until just before the draw, so tokens are read then and never earlier.
 """
 
 from __future__ import annotations
@@ -18,14 +20,23 @@ import msgspec
 import torch
 
 from holdfast.core.requests import Sampling
-from holdfast.engines.sampling.noise import gumbel, row_keys, seed_key, token_words
-from holdfast.engines.sampling.penalties import Kept, Nudges, Penalties, nudges, penalties
-from holdfast.engines.sampling.settings import has_penalties, is_greedy
-from holdfast.engines.sampling.truncation import Truncation, truncation
+from holdfast.engines.sampling import (
+    CarriedCounts,
+    Penalties,
+    TokenRules,
+    Truncation,
+    gumbel,
+    penalties,
+    row_keys,
+    seed_key,
+    token_rules,
+    token_words,
+    truncation,
+)
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What a draw needs to know of a request, beside its tokens."""
+    """The fields of a request that a draw needs, besides its tokens."""
 
     sampling: Sampling
     prompt_len: int
@@ -33,7 +44,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Row:
-    """A request in vLLM's batch that is drawn for. `made` is vLLM's own list, which grows."""
+    """A request in vLLM's batch whose tokens are drawn here. `made` is vLLM's own list, which grows."""
 
     __slots__ = ("_given", "_made", "counted", "prompt_len", "sampling", "stop_from", "stops")
 
@@ -42,9 +53,9 @@ class Row:
         self.prompt_len = asked.prompt_len
         self.stops = asked.stops
         self.stop_from = asked.prompt_len + asked.sampling.min_tokens
-        self._given = given  # the prompt, and what an earlier engine generated
+        self._given = given  # the prompt, and the tokens that an earlier engine generated
         self._made = made
-        self.counted = 0  # how many of those its penalties have taken up
+        self.counted = 0  # how many of vLLM's new tokens its penalties have counted
 
     @property
     def tokens(self) -> list[int]:
@@ -52,11 +63,11 @@ class Row:
 
     @property
     def position(self) -> int:
-        """Of the token that is drawn next."""
+        """Return the position of the next token."""
         return len(self._given) + len(self._made)
 
     def uncounted(self) -> list[int]:
-        """What was made since it was last asked."""
+        """Return the tokens made since the last call."""
         new = self._made[self.counted :]
         self.counted += len(new)
         return new
@@ -64,7 +75,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """The settings of the rows as tensors; all places but `places` are among those rows."""
+    """The settings of the rows as tensors. `places` are indexes into vLLM's batch; all others are indexes among these
+    rows."""
 
     rows: list[Row]
     places: torch.Tensor | None  # in vLLM's batch; None: they are all of it, in order
@@ -72,12 +84,12 @@ class _Batch:
     seeds: torch.Tensor  # of the drawn, mixed
     temperatures: torch.Tensor  # of the drawn, [drawn, 1]
     truncation: Truncation | None  # by place among the drawn
-    nudges: Nudges | None
+    token_rules: TokenRules | None
     penalties: Penalties | None
 
 
 class Drawing:
-    """The rows of one engine's batch that are drawn for. One thread."""
+    """The rows of one engine's batch whose tokens are drawn here; not thread-safe."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -90,12 +102,12 @@ class Drawing:
         return f"<draws for {len(self._rows)} rows>"
 
     def arrange(self, rows: Mapping[int, Row]) -> None:
-        """Who is where in the batch from now on. A row that was here goes on with what it has counted."""
+        """Set the batch's requests, by row. A request from the previous batch keeps its counts."""
         self._rows = dict(sorted(rows.items()))
         self._size = -1
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """The logits of the whole batch, float32 [batch, vocabulary], some rows changed in place."""
+        """Return the logits of the whole batch, float32 [batch, vocabulary], some rows changed in place."""
         if not self._rows:
             self._batch = None
             return logits
@@ -108,8 +120,8 @@ class Drawing:
 
     def _shape_(self, part: torch.Tensor, batch: _Batch) -> None:
         positions = torch.tensor([row.position for row in batch.rows], device=self._device)
-        if batch.nudges is not None:
-            batch.nudges.apply_(part, positions)
+        if batch.token_rules is not None:
+            batch.token_rules.apply_(part, positions)
         if batch.penalties is not None:
             _count_(batch.penalties, batch.rows, self._device)
             batch.penalties.apply_(part)
@@ -131,13 +143,13 @@ class Drawing:
             self._words = token_words(vocabulary, device)
         rows, places = list(self._rows.values()), list(self._rows)
         settings = [row.sampling for row in rows]
-        random = [place for place, each in enumerate(settings) if not is_greedy(each)]
+        random = [place for place, each in enumerate(settings) if not each.is_greedy]
         drawn = [settings[place] for place in random]
         whole = len(places) == logits.shape[0]
         kept = _kept(self._batch, rows)
         for place, row in enumerate(rows):
-            if place not in kept and has_penalties(row.sampling):
-                row.uncounted()  # they are in its text, which is counted whole
+            if place not in kept and row.sampling.has_penalties:
+                row.uncounted()  # skip these: its whole text is counted below
         return _Batch(
             rows,
             places=None if whole else torch.tensor(places, device=device),
@@ -147,27 +159,27 @@ class Drawing:
                 [each.temperature for each in drawn], dtype=torch.float32, device=device
             ).unsqueeze(1),
             truncation=truncation(drawn, vocabulary, device),
-            nudges=nudges(rows, vocabulary, device),
+            token_rules=token_rules(rows, vocabulary, device),
             penalties=penalties(rows, kept, vocabulary, device),
         )
 
 
 def _penalised(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if has_penalties(row.sampling)]
+    return [row for row in rows if row.sampling.has_penalties]
 
 
-def _kept(before: _Batch | None, rows: Sequence[Row]) -> dict[int, Kept]:
-    """By place among the rows, those whose counts the batch before has, up to the tokens they have counted."""
+def _kept(before: _Batch | None, rows: Sequence[Row]) -> dict[int, CarriedCounts]:
+    """Return the counts that the previous batch has, by index among the rows."""
     if before is None or before.penalties is None:
         return {}
     places = {id(row): at for at, row in enumerate(_penalised(before.rows))}
     return {
-        place: Kept(before.penalties, places[id(row)]) for place, row in enumerate(rows) if id(row) in places
+        place: CarriedCounts(before.penalties, places[id(row)]) for place, row in enumerate(rows) if id(row) in places
     }
 
 
 def _count_(made: Penalties, rows: Sequence[Row], device: torch.device) -> None:
-    """Take up what was made since the last draw."""
+    """Count the tokens made since the last draw."""
     new = [(at, token) for at, row in enumerate(_penalised(rows)) for token in row.uncounted()]
     if new:
         places, tokens = torch.tensor(new, device=device).unbind(1)

@@ -1,5 +1,5 @@
-"""The variables that vLLM reads as it is imported, as Holdfast needs them. Pure: whoever starts the engine's process
-sets them (`roles.engine_vllm`), before the import.
+"""The variables that vLLM reads as it is imported, as Holdfast needs them. Pure: `roles.engine_vllm`,
+which starts the engine's process, sets them before the import.
 
 Always true: an engine is in the process that asked for it, on the devices that it was given.
 """
@@ -12,7 +12,7 @@ LEVELS = {"debug": "DEBUG", "info": "WARNING", "warning": "WARNING", "error": "E
 
 
 def needed(*devices: str) -> dict[str, str | None]:
-    """What must be so on the devices of an engine's ranks, whatever a person has set; None: unset."""
+    """Return the variables that the devices of an engine's ranks require, whatever a person has set; None: unset."""
     own: dict[str, str | None] = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is in this process
         "VLLM_CPU_KVCACHE_SPACE": None,  # it would win over --kv-gib
@@ -22,7 +22,7 @@ def needed(*devices: str) -> dict[str, str | None]:
 
 
 def usual(device: str, cores: int, log_level: str, ranks: int = 1) -> dict[str, str]:
-    """What is so where a person has set nothing else."""
+    """Return the variables to use where a person has set nothing else."""
     own = {
         "VLLM_LOGGING_LEVEL": LEVELS.get(log_level, "WARNING"),
         "VLLM_NO_USAGE_STATS": "1",

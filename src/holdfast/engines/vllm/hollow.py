@@ -1,27 +1,60 @@
-"""A model without values: vLLM builds it as ever, and its parameters lie in scratch until they are bound to a vault's.
+"""Builds a model without values: vLLM builds it as usual, and its parameters lie in scratch memory until they are bound
+to a vault's.
 
-So an engine that stands by beside another never needs the weights a second time. Parameters are made by `torch.empty`;
-those of some size get addresses where nothing is kept, and nobody writes random values there, as vLLM's dummy loader
-would.
+So a standby never needs a second copy of the weights. vLLM makes parameters by `torch.empty`; the larger ones get
+scratch addresses, which store nothing. No random values are written there, unlike with vLLM's dummy loader.
 
-Always true: what is not bound to a vault's memory afterwards never lay in scratch (`refuse_leftovers`).
+Always true: every tensor that lay in scratch was bound to the vault's memory afterwards (`refuse_leftovers`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from holdfast.core.errors import UserError
-from holdfast.engines.vllm.ground import Ground
+from holdfast.memory.devices.contract import Device
 from holdfast.memory.torch.tensors import storage_at, tensor_in
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchMemory:
+    """Reserves addresses with scratch memory: the step thread asks, and the event loop, which owns memory, reserves."""
+
+    device: Device
+    loop: asyncio.AbstractEventLoop
+
+    def reserve(self, size: int) -> int:
+        return self._ask(lambda: self._reserve(size))
+
+    def free(self, address: int, size: int) -> None:
+        self._ask(lambda: self._free(address, size))
+
+    def _reserve(self, size: int) -> int:
+        address = self.device.reserve(size)
+        self.device.scratch(address, size)
+        return address
+
+    def _free(self, address: int, size: int) -> None:
+        self.device.unmap(address, size)
+        self.device.release(address, size)
+
+    def _ask(self, work: Callable[[], T]) -> T:
+        async def do() -> T:
+            return work()
+
+        return asyncio.run_coroutine_threadsafe(do(), self.loop).result()
+
 
 LEAST_BYTES = 1024 * 1024  # what is smaller is no matter
 REGION_BYTES = 1024**3
@@ -32,10 +65,8 @@ _INITIALISERS = ("initialize_dummy_weights", "initialize_single_dummy_weight")  
 
 @dataclass(slots=True)
 class Scratch:
-    """Addresses for a hollow model."""
-
     device: torch.device
-    ground: Ground
+    ground: ScratchMemory
     _regions: list[tuple[int, int]] = field(default_factory=list)
     _used: int = REGION_BYTES  # of the last one
 
@@ -69,28 +100,25 @@ class _Hollow(TorchFunctionMode):
         if func is torch.empty and self._is_ours(given.get("device")):
             # What it would be like, without its memory.
             like = func(*args, **{**given, "device": "meta", "pin_memory": False})
-            if like.numel() * like.element_size() >= LEAST_BYTES:
-                return self._over_scratch(like)
+            size = like.numel() * like.element_size()
+            if size >= LEAST_BYTES:
+                storage = storage_at(self._scratch.take(size), size, self._scratch.device, self._scratch)
+                return tensor_in(storage, like.dtype, 0, tuple(like.shape), tuple(like.stride()))
         return func(*args, **given)
 
     def _is_ours(self, device: object) -> bool:
         named = torch.device(device) if isinstance(device, str) else device
         return isinstance(named, torch.device) and named.type == self._scratch.device.type
 
-    def _over_scratch(self, like: torch.Tensor) -> torch.Tensor:
-        size = like.numel() * like.element_size()
-        storage = storage_at(self._scratch.take(size), size, self._scratch.device, self._scratch)
-        return tensor_in(storage, like.dtype, 0, tuple(like.shape), tuple(like.stride()))
-
 
 @contextlib.contextmanager
 def hollow_load(load_config: Any, scratch: Scratch) -> Iterator[None]:
-    """Whatever vLLM loads meanwhile has no values."""
+    """Let whatever vLLM loads meanwhile have no values."""
     dummies = importlib.import_module(_DUMMIES)
     before = {name: getattr(dummies, name) for name in _INITIALISERS if hasattr(dummies, name)}
     load_format, load_config.load_format = load_config.load_format, "dummy"
     for name in before:
-        setattr(dummies, name, _leave_as_it_is)
+        setattr(dummies, name, lambda *_, **__: None)
     try:
         with _Hollow(scratch):
             yield
@@ -101,7 +129,7 @@ def hollow_load(load_config: Any, scratch: Scratch) -> Iterator[None]:
 
 
 def refuse_leftovers(model: nn.Module, scratch: Scratch) -> None:
-    """Once the model is bound: nothing of it may still lie in scratch."""
+    """Raise if a part of the bound model still lies in scratch."""
     kept = [*model.named_parameters(), *model.named_buffers()]
     kept += [
         (f"{prefix}.{name}", value)
@@ -112,7 +140,3 @@ def refuse_leftovers(model: nn.Module, scratch: Scratch) -> None:
     for name, tensor in kept:
         if tensor.numel() and scratch.holds(tensor):
             raise UserError(f"{name} of this model is kept by vLLM where it cannot be shared: it cannot be served")
-
-
-def _leave_as_it_is(*_: object, **__: object) -> None:
-    return

@@ -1,10 +1,10 @@
-"""What this room relies on in vLLM, looked at when an engine starts: what does not hold is refused by its name.
+"""Checks, when an engine starts, everything this package relies on in vLLM; refuses to start and names what differs.
 
-None of it is a public interface of vLLM's, so another version may have changed any of it. A version that nobody has
-tried is told of, and serves if all of this holds.
+None of it is a public interface of vLLM, so another version may have changed it. An untested version is logged, and
+serves if all checks pass.
 
-Always true: an engine that starts past both looks has one pool of blocks of full attention, each found by one hash, and
-no second writer or reader of it.
+Always true: an engine that passes both checks has one pool of full-attention blocks, each found by one hash, with no
+second writer or reader.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ log = logging.getLogger("holdfast.engine")
 
 @dataclass(frozen=True, slots=True)
 class Relied:
-    """A name of vLLM's. `takes`: what we call it with, in this order, or are called with where `overridden` (then more
-    may not be); any other parameter must have a default. `has`: fields that there must be. `of`: a class it is of."""
+    """A name in vLLM that we rely on.
+
+    - `takes`: the parameters that we call it with, in this order; any other must have a default. If `overridden`, vLLM
+      calls our override with them, and no others are allowed.
+    - `has`: fields it must have. `of`: the class it must belong to."""
 
     name: str  # module:object, or module:class.attribute
     takes: str | None = None
@@ -121,8 +124,7 @@ RELIED = (
 # To load a CPU's worker makes torch another for good: its streams and events are none then.
 RELIED_ON_CPU = (Relied("vllm.v1.worker.cpu_worker:CPUWorker", of=_WORKER),)
 
-# Every question that a block pool answers, of the versions we know: one more would be answered out of books that are
-# not kept.
+# All methods of a block pool in the versions we know: any other method would read bookkeeping that we do not keep.
 ASKED = frozenset(
     {
         *("get_cached_block", "cache_full_blocks", "cache_partial_block", "move_block_hashes", "get_new_blocks"),
@@ -133,21 +135,23 @@ ASKED = frozenset(
 
 
 def installed() -> str:
-    """The version of vLLM that is installed here; ModuleNotFoundError, if none is."""
+    """Return the installed version of vLLM; raise ModuleNotFoundError if there is none."""
     from vllm.version import __version__
 
     return str(__version__).partition("+")[0]
 
 
 def check_installed() -> None:
-    """Refused names what this vLLM has otherwise than we need it. Before any engine is made; vLLM is loaded."""
+    """Raise Refused with what is different in this vLLM. Imports vLLM; call it before any engine is made."""
     from vllm.platforms import current_platform
 
     version = installed()
     relied = (*RELIED, *RELIED_ON_CPU) if current_platform.is_cpu() else RELIED
     if version not in TESTED:
         log.warning("vLLM %s was never tried with Holdfast; tried are %s", version, " and ".join(TESTED))
-    wrong = [*(sentence for one in relied for sentence in found_wrong(one)), *_unknown_questions()]
+    wrong = [sentence for one in relied for sentence in found_wrong(one)]
+    methods = {name for name, _ in inspect.getmembers(_named(_POOL), inspect.isfunction) if not name.startswith("_")}
+    wrong += [f"{_POOL}.{name} is new" for name in sorted(methods - ASKED)]
     if wrong:
         more = f"; and {len(wrong) - WORDS_MAX} more" if len(wrong) > WORDS_MAX else ""
         raise Refused(
@@ -158,8 +162,8 @@ def check_installed() -> None:
 
 
 def check_config(vllm_config: Any, kv_cache_config: Any, *, direct: bool = False) -> None:
-    """Refused names what of a configuration, and of the KV cache that follows from it, no engine of a pair could take
-    over. `direct`: nobody is to take KV over, and any kind will do."""
+    """Raise Refused with the parts of a configuration and its KV cache that no other engine could adopt. `direct`: KV
+    is never adopted, so any kind will do."""
     if wrong := next(_wrong_config(vllm_config), ""):
         raise Refused(f"vLLM's configuration cannot be served: {wrong}")
     if not direct and (wrong := next(_wrong_cache(vllm_config.cache_config, kv_cache_config), "")):
@@ -207,7 +211,7 @@ def _wrong_cache(cache: Any, found: Any) -> Iterator[str]:
 
 
 def found_wrong(relied: Relied) -> Iterator[str]:
-    """A sentence for everything that does not hold of one name."""
+    """Yield a sentence for each failed check of one name."""
     try:
         found = _named(relied.name)
     except (ImportError, AttributeError):
@@ -236,13 +240,6 @@ def _wrong_signature(relied: Relied, found: Any) -> Iterator[str]:
         yield f"{relied.name} takes {' and '.join(others)} too"
 
 
-def _unknown_questions() -> Iterator[str]:
-    pool = _named(_POOL)
-    methods = {name for name, _ in inspect.getmembers(pool, inspect.isfunction) if not name.startswith("_")}
-    for name in sorted(methods - ASKED):
-        yield f"{_POOL}.{name} is new"
-
-
 def _named(name: str) -> Any:
     module, _, path = name.partition(":")
     found = importlib.import_module(module)
@@ -252,6 +249,6 @@ def _named(name: str) -> Any:
 
 
 def _fields(found: Any) -> set[str]:
-    """Of a dataclass or a msgspec struct, inherited ones too."""
+    """Return the fields of a dataclass or a msgspec struct, inherited ones too."""
     names = {name for kind in inspect.getmro(found) for name in getattr(kind, "__annotations__", {})}
     return names | set(getattr(found, "__struct_fields__", ()))

@@ -1,10 +1,10 @@
-"""Where vLLM's KV cache lies: a range of addresses that never moves, with a pool's pages mapped there or scratch.
+"""The address range of vLLM's KV cache: it never moves, and a pool's pages or scratch memory are mapped there.
 
-vLLM makes its cache once, by `torch.zeros`, and everything it captures knows those addresses. So it is given tensors
-over a range of ours, unwritten: what is there survives. While vLLM warms up, which writes real blocks, scratch is
-mapped; the pool comes once that is over.
+vLLM makes its cache once, by `torch.zeros`, and its captured graphs contain the addresses. So Holdfast gives it tensors
+over a fixed range and does not zero them: existing content survives. vLLM's warm-up writes real blocks, so scratch is
+mapped until it ends; then the pool is mapped.
 
-Always true: the range is as long as what vLLM asks for, and every byte of its cache is in it.
+Always true: the range is as long as vLLM asks for, and every byte of its cache is in it.
 """
 
 from __future__ import annotations
@@ -21,35 +21,27 @@ from torch.overrides import TorchFunctionMode
 from holdfast.core.errors import Refused, UserError
 from holdfast.engines.paged.blocks import blocks_for
 from holdfast.engines.vllm.canary import private_blocks
-from holdfast.engines.vllm.ground import Ground
+from holdfast.engines.vllm.hollow import ScratchMemory
 from holdfast.engines.vllm.hooks import installed
 from holdfast.kv.geometry import Geometry
-from holdfast.memory.client.pool_mapping import Home
+from holdfast.memory.client.pool import Home
 from holdfast.memory.torch.tensors import dtype_name, storage_at, tensor_in
 
 ALIGNMENT = 512
-SLOTS = 8  # engines at one pool that each have private blocks: more than anybody starts beside another
-
-
-def backing_sizes(kv_cache_config: Any) -> list[int]:
-    """Bytes of each tensor that vLLM will ask for, in order."""
-    tensors = kv_cache_config.kv_cache_tensors
-    if all(hasattr(tensor, "layers") or tensor.block_stride for tensor in tensors):  # all views of one
-        return [tensors[0].size]
-    return [tensor.size for tensor in tensors]
+SLOTS = 8  # engines at one pool, each with private blocks: more than ever run at the same time
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Which of vLLM's blocks are whose. Block 0 is its own filler; those at the end are for engines that stand by, some
-    for each, where they try themselves; the others are the pool's."""
+class KvHomePlan:
+    """The division of vLLM's blocks. Block 0 is vLLM's null block. The last ones are private: some for each standby,
+    for its canary. All others are the pool's."""
 
     shared: int
     private_first: int
     private_count: int
 
     @classmethod
-    def of(cls, blocks: int, each: int, slots: int, slot: int) -> Plan:
+    def of(cls, blocks: int, each: int, slots: int, slot: int) -> KvHomePlan:
         if slot >= slots:
             raise UserError(f"an engine of vLLM has an ENGINE_ID of 0 to {slots - 1}, got {slot}")
         shared = blocks - 1 - each * slots
@@ -60,8 +52,8 @@ class Plan:
 
 
 def parts_of(view: torch.Tensor, blocks: int, first: int, count: int) -> list[tuple[int, int]]:
-    """Where some blocks of a layer's cache lie: address and size of each run of bytes. Blocks are along the outermost
-    dimension that has as many, or a multiple where its kernel takes smaller ones."""
+    """Return the address and size of each contiguous part of some blocks of a layer's cache. The block dimension is the
+    outermost one with `blocks` entries, or a multiple if the kernel uses smaller blocks."""
     dimensions = [(size, stride * view.element_size()) for size, stride in zip(view.shape, view.stride(), strict=True)]
     size, stride = max((each for each in dimensions if each[0] % blocks == 0), key=lambda each: each[1])
     block = size // blocks * stride
@@ -70,7 +62,7 @@ def parts_of(view: torch.Tensor, blocks: int, first: int, count: int) -> list[tu
 
 
 def in_granules(parts: Iterable[tuple[int, int]], start: int, granule: int) -> tuple[tuple[int, int], ...]:
-    """The granules that these touch, as offset and size from `start`, in order and apart."""
+    """Return the granules that these parts touch, as (offset from `start`, size), sorted and disjoint."""
     runs: list[tuple[int, int]] = []
     for address, size in sorted(parts):
         begin, end = (address - start) // granule * granule, _up(address - start + size, granule)
@@ -82,14 +74,14 @@ def in_granules(parts: Iterable[tuple[int, int]], start: int, granule: int) -> t
 
 
 def layout_of(views: Sequence[torch.Tensor], start: int) -> str:
-    """A name for how layers lie in memory from `start` on. Which backend of vLLM's lays them out, and how, is not said
-    by its options alone: its variables and what else is installed say it too."""
+    """Return a name for the layers' memory layout from `start` on. It does not follow from vLLM's options alone:
+    environment variables and installed packages decide on the backend too."""
     said = [(str(each.dtype), each.data_ptr() - start, tuple(each.shape), each.stride()) for each in views]
     return hashlib.blake2b(repr(said).encode(), digest_size=8).hexdigest()
 
 
 class Backing(TorchFunctionMode):
-    """While it is entered, `torch.zeros` of the cache's sizes gives memory at an address, as it is."""
+    """While entered, makes `torch.zeros` of the cache's sizes return memory at a fixed address, not zeroed."""
 
     def __init__(self, home: Home, sizes: Sequence[int], device: torch.device) -> None:
         super().__init__()
@@ -115,28 +107,32 @@ class Backing(TorchFunctionMode):
 
 @dataclass(slots=True)
 class KvHome:
-    """Made when vLLM knows its cache's shape."""
+    """The address range of one engine's KV cache, made when vLLM knows the cache's shape."""
 
     device: torch.device
-    ground: Ground
-    slot: int  # which of the engines that may stand by here this one is
-    direct: bool  # its blocks are nobody else's, and of any kind; its first ones are private until there is a pool
+    ground: ScratchMemory
+    slot: int  # this engine's number among those at the pool
+    direct: bool  # no engine adopts its blocks, so any kind will do; its first ones are private until there is a pool
     home: Home | None = None
     config: Any = None  # vLLM's KVCacheConfig
     _layout: str = ""
     _backing: Backing | None = field(default=None, repr=False)
 
     def backing(self, kv_cache_config: Any) -> Backing:
-        """To be entered while vLLM makes its cache."""
+        """Return the context to enter while vLLM makes its cache."""
         self.config = kv_cache_config
-        sizes = backing_sizes(kv_cache_config)
+        tensors = kv_cache_config.kv_cache_tensors
+        if all(hasattr(tensor, "layers") or tensor.block_stride for tensor in tensors):
+            tensors = tensors[:1]  # all are views of one
+        sizes = [tensor.size for tensor in tensors]
         size = _up(sum(_up(size, ALIGNMENT) for size in sizes), self.ground.device.granularity)
         self.home = Home(self.ground.reserve(size), size)
         self._backing = Backing(self.home, sizes, self.device)
         return self._backing
 
     def made(self, views: Iterable[torch.Tensor]) -> None:
-        """vLLM has its cache, each layer's seen so: this engine's private blocks are its own where there is no pool."""
+        """Note the layers of the cache that vLLM made: while there is no pool, this engine's private blocks have their
+        own memory."""
         if self.home is None or self._backing is None or self._backing.left:
             raise UserError("this vLLM makes its KV cache in another way than is known here; it cannot be served")
         plan, views = self.plan, list(views)
@@ -150,21 +146,22 @@ class KvHome:
         return int(self.config.kv_cache_groups[0].kv_cache_spec.block_size)
 
     def stream_blocks_max(self, context_tokens: int) -> int:
-        """That one stream alone can have; where KV is direct, vLLM's scheduler saw to it that any text fits."""
+        """Return the blocks that a single stream can have; with direct KV, vLLM's scheduler ensures that any text
+        fits."""
         return blocks_for(context_tokens, self.block_tokens) if self.direct else self.plan.shared
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> KvHomePlan:
         if self.direct:
             sizes = [group.kv_cache_spec.block_size for group in self.config.kv_cache_groups]
-            return Plan(self.config.num_blocks - 1, 1, sum(1 + private_blocks(size) for size in sizes))
-        return Plan.of(self.config.num_blocks, private_blocks(self.block_tokens), SLOTS, self.slot)
+            return KvHomePlan(self.config.num_blocks - 1, 1, sum(1 + private_blocks(size) for size in sizes))
+        return KvHomePlan.of(self.config.num_blocks, private_blocks(self.block_tokens), SLOTS, self.slot)
 
     def geometry(self, weights: str, *, rank: int = 0, ranks: int = 1) -> Geometry:
-        """Of the pool in it; its layout says all that shapes a page and is not a number here."""
+        """Return the pool's geometry; its `layout` covers all that shapes a page and has no field."""
         assert self.home is not None, "vLLM has made its cache"
         layout = f"vllm {installed()}, {self.config.num_blocks} blocks in {self.home.size} bytes, {self._layout}"
-        if self.direct:  # nobody adopts it, and its pages are vLLM's to know
+        if self.direct:  # no engine adopts it, and only vLLM knows its pages
             return Geometry(weights, "uint8", self.block_tokens, 1, 1, 1, self.plan.shared, rank, ranks, layout=layout)
         (group,) = self.config.kv_cache_groups
         spec = group.kv_cache_spec

@@ -1,10 +1,10 @@
-"""What vLLM's engines take of a device's memory, worked out before any of them starts. Pure.
+"""Computes how much of a device's memory vLLM's engines need, before any of them starts. Pure.
 
     workers x (weights + the larger of KV pool and weights + engines x own) + margin
 
-Weights and pool are in the vault and there once, whoever maps them. vLLM loads weights into memory of its own before
-they are moved there: the first engine has them twice, while there is no pool yet. An engine's own memory, which a
-standby has too, is an estimate: what vLLM takes is known to vLLM alone, and only once it has tried.
+Weights and pool exist once, in the vault. vLLM loads the weights into its own memory before they are moved there: the
+first engine has them twice, while there is no pool yet. An engine's own memory, which a standby has too, is an
+estimate: only vLLM knows it, after it has tried.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.core.errors import Passing, UserError
-from holdfast.engines.vllm.ours import value_of
+from holdfast.engines.vllm.reserved_options import value_of
 from holdfast.spec.engines import GIB, VllmSettings
 
 MIB = 1024**2
@@ -23,7 +23,7 @@ MIB = 1024**2
 LIBRARIES_BYTES = 768 * MIB
 GPU_LIBRARIES_BYTES = 1536 * MIB
 GRAPHS_BYTES = 512 * MIB  # some 50 sizes of steps, as vLLM captures them
-# Positions that one step computes where nobody says: vLLM's own, for a server on a large GPU and elsewhere.
+# Positions that one step computes by default: vLLM's own, for a server on a large GPU and elsewhere.
 GPU_STEP_TOKENS = 8192
 STEP_TOKENS = 2048
 # A step's rows of a layer's widths that live at once, and copies of its logits (in fp32).
@@ -34,10 +34,10 @@ _MENDS = "use a smaller --kv-gib, fewer --standbys or --workers, or a smaller mo
 
 @dataclass(frozen=True, slots=True)
 class VllmPlan:
-    """The terms of the sum, bytes."""
+    """The terms of the memory sum, in bytes."""
 
-    where: str  # whose memory
-    has_bytes: int  # 0: nobody knows
+    where: str  # the memory's name
+    has_bytes: int  # 0: not known
     workers: int  # that share it
     engines: int  # of each worker: 1 + standbys
     weights_bytes: int
@@ -51,7 +51,6 @@ class VllmPlan:
         return self.workers * (shared + self.engines * self.own_bytes) + self.margin_bytes
 
     def text(self) -> str:
-        """The sum, for a person."""
         each = f"{self.workers} workers, each with " if self.workers > 1 else ""
         of_all = f" of {gib(self.has_bytes)}" if self.has_bytes else ""
         return (
@@ -61,7 +60,7 @@ class VllmPlan:
         )
 
     def check(self, free_bytes: int | None = None) -> None:
-        """UserError with the sum where it does not fit. `free_bytes`: what nobody uses now, where that counts."""
+        """Raise UserError with the sum if it does not fit. `free_bytes`: what is unused now, where that counts."""
         if self.has_bytes and self.needed_bytes > self.has_bytes:
             raise UserError(f"--engine vllm does not fit: {self.text()}; {_MENDS}")
         if free_bytes is not None and self.needed_bytes > free_bytes:
@@ -72,7 +71,8 @@ class VllmPlan:
 def vllm_plan(
     config: Mapping[str, Any], weights_bytes: int, settings: VllmSettings, *, is_gpu: bool, **where: Any
 ) -> VllmPlan:
-    """`config` is the model's config.json, or the part of it that makes text; `where`: the plan's first fields."""
+    """Return the plan. `config` is the model's config.json, or the part of it that makes text; `where`: its first
+    fields."""
     settings = settings.for_device(is_gpu)
     said = value_of(settings.options, "max_num_batched_tokens")
     tokens = int(said) if said.isdigit() else GPU_STEP_TOKENS if is_gpu else STEP_TOKENS

@@ -1,7 +1,8 @@
-"""From the words after `--` to vLLM's configuration: vLLM's own parser reads them, and Holdfast sets what is its own.
+"""Turns the words after `--` into vLLM's configuration: vLLM's own parser reads them, and Holdfast sets what is its
+own.
 
-Always true: a word that vLLM does not take, and one that is not a person's to set (`ours`), is refused by name before
-anything is loaded; both engines of a pair come to the same configuration, and with it to the same blocks.
+Always true: a word that vLLM does not know, or that users may not set, is refused by name before anything is loaded.
+Both engines of a pair get the same configuration, and so the same blocks.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from vllm.engine.arg_utils import EngineArgs
 
 from holdfast.core.errors import Refused
 from holdfast.engines.vllm.hooks import installed
-from holdfast.engines.vllm.ours import OURS, PASSED, check_given, check_words, flag_of
+from holdfast.engines.vllm.reserved_options import PASSED, RESERVED, check_given, check_words, flag_of
 from holdfast.spec.engines import GIB, Place, VllmSettings
 from holdfast.spec.names import is_host
 
@@ -60,7 +61,7 @@ class _Parser(FlexibleArgumentParser):
 
 @functools.cache
 def _parser() -> Any:
-    """One that leaves out what was not said."""
+    """Return a parser that leaves out options that are not given."""
     parser = EngineArgs.add_cli_args(_Parser(add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS))
     for action in parser._actions:
         action.default = argparse.SUPPRESS
@@ -68,8 +69,8 @@ def _parser() -> Any:
 
 
 def given(words: Sequence[str], *, direct: bool = False) -> dict[str, Any]:
-    """What the words say, by the names of EngineArgs' fields, and nothing that they do not say. Refused names a word
-    that vLLM does not take, or that is ours (some only where KV is not `direct`)."""
+    """Return what the words say, by the names of EngineArgs' fields, and nothing that they do not say. Raise Refused
+    with a word that vLLM does not take, or that is ours (some only where KV is not `direct`)."""
     check_words(words, direct=direct)
     parser = _parser()
     try:
@@ -78,7 +79,7 @@ def given(words: Sequence[str], *, direct: bool = False) -> dict[str, Any]:
         parser.error(f"{_in_words(error)}, in {shlex.join(words)}")
     for name, value in said.items():
         check_given(name, value, direct=direct)
-        if name not in PASSED and name not in OURS:
+        if name not in PASSED and name not in RESERVED:
             log.warning("%s is new in vLLM %s: nobody has tried it with Holdfast", flag_of(name), installed())
     return said
 
@@ -86,8 +87,8 @@ def given(words: Sequence[str], *, direct: bool = False) -> dict[str, Any]:
 def engine_args(
     model_path: str, settings: VllmSettings, place: Place, holdfast: Mapping[str, Any] | None = None
 ) -> EngineArgs:
-    """vLLM's arguments for a model that is on this machine. `holdfast`: what our classes inside vLLM are told, which
-    they find as `additional_config["holdfast"]`. Refused, or UserError, says what cannot be."""
+    """Return vLLM's arguments for a model that is on this machine. `holdfast`: what our classes inside vLLM are told,
+    which they find as `additional_config["holdfast"]`. Refused, or UserError, says what cannot be."""
     is_gpu = not is_host(place.device)
     settings, said = settings.for_device(is_gpu), given(settings.options, direct=place.direct)
     if ROOM in (more := dict(said.pop("additional_config", None) or {})):
@@ -119,8 +120,8 @@ def engine_args(
 def engine_config(
     model_path: str, settings: VllmSettings, place: Place, holdfast: Mapping[str, Any] | None = None
 ) -> Any:
-    """vLLM's whole configuration (a VllmConfig), as `engine_args`. The model's config.json is read for it, no weight.
-    Refused with vLLM's own words for what it cannot do with this model."""
+    """Return vLLM's whole configuration (a VllmConfig), as `engine_args`. The model's config.json is read for it, no
+    weight. Raise Refused with vLLM's own words for what it cannot do with this model."""
     args = engine_args(model_path, settings, place, holdfast)
     try:
         config = args.create_engine_config()
@@ -136,9 +137,9 @@ def engine_config(
 
 
 def loaded_as(identity: str, options: Sequence[str], rank: int | None = None) -> str:
-    """The identity of weights as vLLM holds them: of the files, and of all that decides what it makes of them. Options
-    that change nothing of it change it too: that costs a load, never a wrong tensor. `rank`: of one's share of several.
-    """
+    """Return the identity of weights as vLLM holds them: of the files, and of all that decides what it makes of them.
+    Options that change nothing of it change it too: that costs a load, never a wrong tensor. `rank`: of one's share of
+    several."""
     made = json.dumps([identity, installed(), platform.machine(), list(options)])
     share = f", rank {rank}" if rank is not None else ""
     return f"sha256:{hashlib.sha256(made.encode()).hexdigest()}{share}"
@@ -149,5 +150,5 @@ def _in_words(error: BaseException) -> str:
 
 
 def _plain(text: str) -> str:
-    """In one line, without what pydantic adds for those who wrote the program."""
+    """Return the text in one line, without what pydantic adds for programmers."""
     return _PYDANTICS.sub("", " ".join(text.split())).strip()

@@ -1,11 +1,12 @@
-"""How vLLM is made to draw as Holdfast does, so that a resumed stream goes on with the tokens of the unbroken one.
+"""Makes vLLM's draws reproducible, so that a resumed stream continues with the tokens of the unbroken one.
 
-Two ways, by the model runner. The first one's own draws come from a generator with a state, which dies with its engine:
-there vLLM is told to take the likeliest, and `HoldfastDraws` puts the draw into the logits (drawing.py). The second
-one's noise is a function of seed and position already: there vLLM draws itself ("native"), and what a resumed stream
-had generated is given to it as generated (`bring_back`), which is how it goes on after a preemption of its own.
+There are two ways, by vLLM's model runner:
+- The first runner draws from a generator whose state dies with its engine. So vLLM takes the likeliest token, and
+  `HoldfastDraws` puts the draw into the logits (drawing.py).
+- The second runner's noise already depends only on seed and position. So vLLM draws itself ("native"). `bring_back`
+  gives it a resumed stream's generated tokens as generated, as after one of vLLM's own preemptions.
 
-Always true: a request has a seed; a request for the likeliest token of the model's own logits costs nothing here.
+Always true: a request has a seed. A request for the likeliest token of the unchanged logits costs nothing here.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from holdfast.engines.vllm.requests import ASKED
 
 
 class HoldfastDraws(LogitsProcessor):
-    """Runs last of those that may change the likeliest token, and before vLLM's own penalties, which are off."""
+    """The last logits processor that may change the likeliest token; it runs before vLLM's own penalties, which are
+    off."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         self._rows: dict[int, Row] = {}
@@ -47,8 +49,8 @@ def _row(params: SamplingParams, given: list[int] | None, made: list[int]) -> Ro
 
 
 def take_over(config: Any) -> bool:
-    """Prepare a VllmConfig before its engine is made: whether vLLM draws natively. Refused: its draws would not be
-    what its clients are told."""
+    """Prepare a VllmConfig before its engine is made; return True if vLLM draws natively. Raise Refused for options
+    with which a resumed stream or its logprobs would differ."""
     model = config.model_config
     if model.logits_processors:
         raise Refused("--logits-processors: a resumed stream would not go on as the unbroken one")
@@ -61,7 +63,7 @@ def take_over(config: Any) -> bool:
 
 
 def bring_back(request: Any, asked: GenerateRequest) -> None:
-    """Give a vLLM `Request`, not yet scheduled and natively drawn, what was generated for it before."""
+    """Give a natively drawn vLLM `Request`, not yet scheduled, the tokens generated for it before."""
     emitted = asked.tokens[asked.prompt_len :]
     if emitted:
         request.append_output_token_ids(emitted)
@@ -70,8 +72,8 @@ def bring_back(request: Any, asked: GenerateRequest) -> None:
 
 
 def note_found(scheduler: Any, scheduled: Any) -> None:
-    """After each `schedule`, natively: tell vLLM's outputs what was found of the streams that were brought back, which
-    it only counts of those that never were preempted."""
+    """Add to vLLM's outputs how many tokens were found for resumed streams: vLLM counts that only for streams that were
+    never preempted. Called after each `schedule` if vLLM draws natively."""
     for new in scheduled.scheduled_new_reqs:
         stats = scheduler.requests[new.req_id].prefill_stats
         if stats is not None and not stats.num_prompt_tokens:

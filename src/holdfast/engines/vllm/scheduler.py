@@ -1,9 +1,12 @@
 """vLLM's own schedulers over blocks that outlive the engine. Loaded by vLLM, as its `scheduler_cls`.
 
-What is relied on in vLLM (0.26.0 and 0.32.0): `EngineCore` calls `update_from_output` once for every `schedule`, in the
-same order, the empty ones too; by then the device has done all writes of that step and of those before it; with one
-group of full attention the block pool is asked by the methods below and its fields are nobody else's. An exception out
-of either call leaves the step unretired, and the engine has to end.
+It relies on this in vLLM (0.26.0 and 0.32.0):
+- `EngineCore` calls `update_from_output` once for every `schedule`, in the same order, also for empty steps. At that
+  time the device has finished all writes of that step and of earlier ones.
+- With one group of full attention, vLLM uses the block pool only through the methods below, and no code reads its
+  fields.
+
+An exception from either call leaves the step unretired, and the engine must end.
 """
 
 from __future__ import annotations
@@ -24,9 +27,9 @@ SETTINGS = "holdfast"  # in vLLM's additional_config: {"shared": S, "private_fir
 
 
 def namer(root: bytes, block_tokens: int) -> Callable[[Any], list[bytes]]:
-    """What vLLM asks for the names of a request's blocks that are full and have none yet. They are the pool's own: no
-    request has anything but its tokens that shapes its KV, and a takeover names thousands of blocks before the first
-    token (vLLM's way takes six times as long)."""
+    """Return the function that vLLM calls to name a request's full blocks that have no name yet. The names are the
+    pool's keys: a request's KV depends only on its tokens. A takeover names thousands of blocks before the first token,
+    and vLLM's own hashing takes six times as long."""
 
     def names(request: Any) -> list[bytes]:
         known = request.block_hashes
@@ -39,7 +42,7 @@ def namer(root: bytes, block_tokens: int) -> Callable[[Any], list[bytes]]:
 
 
 class VaultBlockPool(BlockPool):
-    """What vLLM's pool becomes: its questions, answered by `vault`. Its own books are gone: nobody shall read them."""
+    """vLLM's block pool, with its methods answered by `vault`. Its own bookkeeping is unused and must not be read."""
 
     vault: VaultBlocks
 
@@ -91,9 +94,9 @@ class VaultBlockPool(BlockPool):
 
 
 class OneAlone(Scheduler):
-    """vLLM's scheduler that can give one request steps of its own, in turn with the others': what it computes then does
-    not depend on them. vLLM itself leaves requests out of steps where its budget is spent. `alone` is the request's id;
-    "" is none."""
+    """vLLM's scheduler that can run one request (`alone`, its id; "": none) in separate steps, which alternate with the
+    others': its answer then does not depend on the batch. vLLM itself leaves requests out of a step whose budget is
+    spent."""
 
     running: list[Any]
     alone = ""
@@ -109,7 +112,7 @@ class OneAlone(Scheduler):
 
     @contextmanager
     def _hidden(self, requests: list[Any]) -> Iterator[None]:
-        """Plan as if these were not there."""
+        """Hide these requests from the scheduler meanwhile."""
         names, there = {each.request_id for each in requests}, list(self.running)
         runs = [each for each in there if each.request_id in names]
         self.running = [each for each in there if each.request_id not in names]
@@ -124,7 +127,7 @@ class OneAlone(Scheduler):
 
 
 class VaultScheduler(OneAlone):
-    """`vault` begins without a pool. `vault.books` is held while anything here changes blocks."""
+    """vLLM's scheduler over `vault`, which begins without a pool. It holds `vault.books` while it changes blocks."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
@@ -175,12 +178,12 @@ class VaultScheduler(OneAlone):
             self.vault.preempting = False
 
     def keys_of(self, request: Any) -> list[bytes]:
-        """The keys of the blocks that a request will look for, for `vault.match` and `kv.resumes`."""
+        """Return the keys of the blocks that a request will look for, for `vault.match` and `kv.pool`."""
         keys: list[bytes] = request.block_hashes[: self._findable(request)]
         return keys
 
     def _findable(self, request: Any) -> int:
-        """Blocks; its last token is computed in any case."""
+        """Return the number of blocks to look for; a request's last token is always computed."""
         return int(request.num_tokens - 1) // self._size
 
 
@@ -189,7 +192,8 @@ class VaultAsyncScheduler(VaultScheduler, AsyncScheduler):
 
 
 def _block_size(managers: Sequence[Any], pool: Any) -> int:
-    """In tokens, if the block pool will be asked what is answered here; `hooks` refuses the rest by name before."""
+    """Return the block size in tokens; raise ValueError if `VaultBlockPool` does not support this configuration
+    (`hooks` has refused such ones before)."""
     (manager,) = managers
     size = int(manager.block_size)
     if type(manager) is not FullAttentionManager or pool.hash_block_size != size or not pool.enable_caching:

@@ -1,12 +1,15 @@
-"""vLLM's own model in vault memory: loaded by vLLM, then moved there; or hollow, then bound to what is there.
+"""vLLM's own model in vault memory: vLLM loads it and Holdfast moves it there; or vLLM builds it hollow (without
+values) and Holdfast binds it to the weights in the vault.
 
-vLLM builds its model in the step thread, in the middle of making its engine; what there is to load is known to the
-loop's side. `ModelBuild` is where they meet: the loader's thread asks for a model, real or hollow, the step thread
-builds it, and goes on once its tensors are bound.
+vLLM builds its model in the step thread, while it makes its engine; the event loop's side knows what must be loaded.
+`ModelBuild` connects the two: the loader's thread asks for a model, real or hollow. The step thread builds it, and
+continues when its tensors are bound.
 
-Always true: names, ties, strides and the tensors' identity as objects stay what vLLM made them; the sum of every
-tensor's words is kept beside them, written last, so whoever maps them can tell that they are whole; what a module keeps
-outside of its parameters and buffers is compared with the writer's, and refused by its name where it differs.
+Always true:
+- The tensors' names, ties, strides and object identities stay as vLLM made them.
+- A checksum of every tensor is stored beside it, written last, so that a process that maps the weights can verify them.
+- Tensors that a module keeps outside its parameters and buffers are compared with the writer's. A difference is refused
+  by name.
 """
 
 from __future__ import annotations
@@ -18,10 +21,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from holdfast.memory.client.mapped import Mapped
+from holdfast.memory.client.weights import MappedWeights
 from holdfast.memory.devices.contract import DeviceError
-from holdfast.memory.layout import TensorPlace
-from holdfast.memory.packing import TensorSpec
+from holdfast.memory.layout import TensorSpec
 from holdfast.memory.torch.glue import bind, tensors_of
 from holdfast.memory.torch.modules import Slot, misfits, slots_of, specs_of_slots
 from holdfast.memory.torch.tensors import bytes_of, storage_at, tensor_in, word_sum
@@ -31,7 +33,8 @@ BESIDE = "beside"  # in a layout's meta: what modules keep besides their paramet
 
 
 class ModelBuild:
-    """`model` in the loader's threads, `build` in the step thread, until `bound` or `fail`."""
+    """The meeting point of two threads: the loader's calls `model`, the step thread `build`, until `bound` or
+    `fail`."""
 
     def __init__(self) -> None:
         self._wanted: queue.Queue[bool | None] = queue.Queue()
@@ -40,11 +43,11 @@ class ModelBuild:
 
     @property
     def over(self) -> bool:
-        """The model is built, and will not be built again."""
+        """Return True if the model is built, and will not be built again."""
         return self._over
 
     def model(self, *, hollow: bool) -> nn.Module:
-        """The next model, with values or without. Raises what ended the build."""
+        """Return the next model, with or without values; raise the error that ended the build."""
         self._wanted.put(hollow)
         made = self._made.get()
         if isinstance(made, BaseException):
@@ -53,7 +56,7 @@ class ModelBuild:
         return made
 
     def build(self, load: Callable[[bool], nn.Module]) -> None:
-        """Make what is asked for, until the last one's tensors are bound."""
+        """Build the models that are asked for, until the last one's tensors are bound."""
         while (hollow := self._wanted.get()) is not None:
             self._made.put(load(hollow))
 
@@ -63,13 +66,12 @@ class ModelBuild:
             self._wanted.put(None)
 
     def fail(self, error: BaseException) -> None:
-        """vLLM's engine could not be made: nobody builds any more."""
         self._over = True
         self._made.put(error)
 
 
 class VllmWeights:
-    """The plan of `engines.shadow.loading`."""
+    """The `WeightsPlan` of `engines.host.loading` for vLLM."""
 
     def __init__(self, identity: str, device: torch.device, build: ModelBuild) -> None:
         self.identity, self.meta = identity, dict[str, str]()
@@ -82,15 +84,15 @@ class VllmWeights:
     @property
     def specs(self) -> list[TensorSpec]:
         if self._build.over:
-            # Nothing can be written through what is mapped, and a second model does not fit beside the first.
-            raise DeviceError("a vLLM engine that was loaded cannot load its weights anew: it has to be started again")
+            # The mapping is read-only, and a second model does not fit beside the first.
+            raise DeviceError("a vLLM engine that was loaded cannot load its weights again: it must be restarted")
         self._have(hollow=False)
         specs = specs_of_slots(self._slots)
         count = len(specs)
         return [*specs, TensorSpec(SUMS, (count,), (1,), "int64", 8 * count)]
 
     def fill(self, addresses: dict[str, int]) -> None:
-        names = self._names()
+        names = [slot.name for slot in self._slots if not slot.private]
         tensors = {slot.name: slot.tensor for slot in self._slots}
         for name in names:
             source = bytes_of(tensors[name])
@@ -101,7 +103,7 @@ class VllmWeights:
         storage = storage_at(addresses[SUMS], 8 * len(names), self._device, self)
         tensor_in(storage, torch.int64, 0, (len(names),), (1,)).copy_(sums)
 
-    def verify(self, mapped: Mapped) -> str:
+    def verify(self, mapped: MappedWeights) -> str:
         layout = mapped.layout
         if layout.identity != self.identity:
             return f"it is {layout.identity}, not {self.identity}"
@@ -111,9 +113,12 @@ class VllmWeights:
         problems = misfits(self._slots, places) or self._differs(layout.meta.get(BESIDE, ""))
         if problems:
             return problems[0]
-        return self._wrong_sum(mapped, places)
+        tensors = tensors_of(mapped, self._device, self)
+        sums, names = tensors[SUMS].cpu(), [place for place in places if place in tensors]
+        wrong = [name for at, name in enumerate(names) if _sum(tensors[name]).cpu() != sums[at]]
+        return f"{wrong[0]} is not what was written" if wrong else ""
 
-    def use(self, mapped: Mapped | None) -> None:
+    def use(self, mapped: MappedWeights | None) -> None:
         if mapped is None:
             return  # nothing computes until they are bound again
         addresses = mapped.addresses()
@@ -134,9 +139,6 @@ class VllmWeights:
             self._slots = slots_of(self._model, frozenset())
             self.meta[BESIDE] = beside(self._model)
 
-    def _names(self) -> list[str]:
-        return [slot.name for slot in self._slots if not slot.private]
-
     def _differs(self, theirs: str) -> list[str]:
         ours = self.meta[BESIDE]
         known = dict(part.split("=") for part in theirs.split())
@@ -146,17 +148,10 @@ class VllmWeights:
             if known.get(name) != digest
         ]
 
-    def _wrong_sum(self, mapped: Mapped, places: dict[str, TensorPlace]) -> str:
-        tensors = tensors_of(mapped, self._device, self)
-        sums = tensors[SUMS].cpu()
-        names = [place for place in places if place in tensors]
-        wrong = [name for at, name in enumerate(names) if _sum(tensors[name]).cpu() != sums[at]]
-        return f"{wrong[0]} is not what was written" if wrong else ""
-
 
 def beside(model: nn.Module) -> str:
-    """Tensors and floats that modules keep as plain attributes, as `name=digest` of all modules' together. vLLM works
-    them out as it loads, scales of a quantised cache among them: a hollow model's may not be the real one's."""
+    """Return a digest of the tensors and floats that modules keep as plain attributes, as `name=digest` of all modules'
+    together. vLLM computes them as it loads, scales of a quantised cache among them: a hollow model's may differ."""
     digests: dict[str, hashlib.blake2b] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for attribute, value in vars(module).items():

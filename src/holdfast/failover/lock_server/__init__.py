@@ -1,1 +1,1 @@
-"""The election lock that a server keeps: its machine, its messages, both ends of the connection."""
+"""Implements the election lock as a server: state machine, messages, server and client."""

@@ -1,26 +1,29 @@
-"""Who has the lock that a lock server keeps: a pure machine, no I/O, no clock.
+"""Decides which client holds a lock server's lock: a state machine without I/O or clock.
 
-Theory. The holder's connection is the lock: when it ends, the next waiter in line is granted at once, for a client
-whose kernel has closed the connection is dead or has let go. Two things end a connection without proving that:
-the server's own restart, and a broken network (a reset, a host that does not answer). After those the holder on
-record is *awaited* for a window, in which it alone may come back, by its id; its own bound is shorter than that
-window (client.py) and is counted from an earlier moment, so it has stopped emitting before anyone else is granted.
+Theory. The holder's connection is the lock. When the client or its kernel closes the connection, the client is dead or
+has released the lock, so the first waiter gets it at once. Two things end a connection without proving that: the
+server's own restart, and a broken network (a reset, a host that does not answer). After those the server waits one
+window for the recorded holder (*awaited*): only the holder may return, by its id. The holder's own bound is shorter
+than the window (client.py) and counted from an earlier moment. So the holder has stopped emitting before another client
+is granted the lock.
 
-What was promised to a holder outlives the server's settings: after a restart the window is the longer of the server's
-own and the one on record.
+A grant keeps the window that it was promised: after a restart the longer of the server's window and the recorded one
+applies.
 
-The record is the only witness. If it cannot be read the holder is *unknown*: a full window in which nobody is granted,
-not even who says it held the lock, for its word is all there is, and two may give it. Who says so is told at once that
-the lock is lost, so it stops emitting now and not at its bound. A server's own writes never leave such a file; it
-takes a bad disk or somebody's hand, and costs one failover. A record that is not there means that nobody held the lock
-(a first start). Whoever removes the file of a held lock and restarts the server makes it free at once: the holder is
-told that it has lost the lock when it comes back, but for up to its bound there can be two holders, of which the vault
-admits one (facts 4d).
+The record is the only evidence of the holder:
 
-`TABLE` is the whole of admission.
+- If it cannot be read, the holder is *unknown*: for a full window no client is granted the lock. A client that claims
+  to hold it gets `LOST` at once, because two clients might claim that, and stops emitting now and not at its bound.
+  Only a bad disk or a manual edit makes the file unreadable; it costs one failover.
+- If it is missing, the lock was not held (a first start). If an operator removes the file of a held lock and restarts
+  the server, the lock is free at once. The old holder learns of it when it returns. Until its bound there can be two
+  holders, of which the vault admits one (facts 4d).
 
-Always true: at most one connection holds; a connection that ended is granted nothing; a new grant's record is saved
-before it is told; grant numbers grow while the record lives; inside a window nobody is granted but who is awaited.
+`TABLE` has the answer to every request for the lock.
+
+Always true: at most one connection holds the lock; an ended connection is granted nothing; a new grant's record is
+saved before the grant is sent; grant numbers grow as long as the record exists; within a window only the awaited holder
+is granted the lock.
 """
 
 from __future__ import annotations
@@ -30,26 +33,26 @@ from enum import StrEnum
 
 import msgspec
 
-# A lock's waiters are one engine's standbys; past some hundreds somebody asks in a loop, and each step stays short.
+# A lock's waiters are one engine's standbys; hundreds mean that a client asks in a loop. It also keeps steps short.
 WAITERS_MAX = 256
 
 # Why a connection is refused the lock.
-LOST = "Lost"  # what it says it holds is not, or no longer, or not provably its own
+LOST = "Lost"  # it claims a grant that is not, or not provably, its own
 TOO_MANY = "TooMany"
 BUSY = "Busy"
 
 
-class Client(msgspec.Struct, frozen=True):
-    """Who connected. Only `id` decides anything; the rest is for people."""
+class Client(msgspec.Struct, frozen=True, rename={"engine": "who"}):
+    """A connected client. Decisions use `id` only; the rest is for logs."""
 
     id: str
-    who: str
+    engine: str  # stored as `who`
     pid: int = 0
     start_ticks: int = 0
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """The lock in somebody's hands. `window_s`: what its holder was promised, whatever a later server is set to."""
+    """The lock as held by a client. `window_s` is the window promised to the holder; a later server keeps it."""
 
     number: int
     client: Client
@@ -57,8 +60,8 @@ class Grant(msgspec.Struct, frozen=True):
     window_s: float
 
 
-class Record(msgspec.Struct, frozen=True):
-    """What a restarted server must know: the last number, and the grant that still stands, if one does."""
+class ElectionRecord(msgspec.Struct, frozen=True):
+    """What a restarted server must know: the last grant's number, and the current grant, if there is one."""
 
     last_grant: int
     grant: Grant | None
@@ -69,7 +72,7 @@ class Record(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Acquire:
-    """A connection asks for the lock. `grant`: the number under which it says it holds it already; else 0."""
+    """A connection asks for the lock. `grant` is the number of the grant that it claims to hold, else 0."""
 
     connection: int
     client: Client
@@ -78,14 +81,15 @@ class Acquire:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Give up whatever the connection holds or waits for; never refused, since it may cross a grant on its way."""
+    """A connection gives up the lock or its position in the queue. Never refused: a grant may be on its way to it."""
 
     connection: int
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """The connection is over. `sure`: the client's own kernel closed it, so the client is dead or let go."""
+class ClientEnded:
+    """The connection has ended. `sure`: the client's own kernel closed it, so the client is dead or has released the
+    lock."""
 
     connection: int
     sure: bool = True
@@ -96,7 +100,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = Acquire | Release | Ended | Tick
+Event = Acquire | Release | ClientEnded | Tick
 
 
 # -- effects
@@ -104,14 +108,14 @@ Event = Acquire | Release | Ended | Tick
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Make the record durable. Always first: nobody is told anything that a restart would forget."""
+    """Make the record durable. Always the first effect: a restart must not forget what a client was told."""
 
-    record: Record
+    record: ElectionRecord
 
 
 @dataclass(frozen=True, slots=True)
 class GrantTo:
-    """`back`: the holder of this same grant has come back."""
+    """Send the grant. `back`: it is the same grant, and its holder has returned."""
 
     connection: int
     grant: Grant
@@ -120,8 +124,8 @@ class GrantTo:
 
 
 @dataclass(frozen=True, slots=True)
-class Freed:
-    """News for the log: a grant is over."""
+class GrantFreed:
+    """Log that a grant has ended."""
 
     grant: Grant
     why: str
@@ -130,7 +134,7 @@ class Freed:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """News for the log: the holder's connection broke, and only the holder may come back until then."""
+    """Log that the holder's connection broke; until `until_s` only the holder may return."""
 
     grant: Grant
     until_s: float
@@ -149,48 +153,48 @@ class ConfirmRelease:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
-    """The holder has another connection now: close this one."""
+class DropClient:
+    """Close this connection: the holder has another one now."""
 
     connection: int
 
 
-Effect = Save | GrantTo | Freed | Missing | Refuse | ConfirmRelease | Drop
+Effect = Save | GrantTo | GrantFreed | Missing | Refuse | ConfirmRelease | DropClient
 
-# -- the state, and the table of who is answered what
+# -- the state, and the table of answers
 
 
 class Situation(StrEnum):
     FREE = "free"
     HELD = "held"
-    AWAITED = "awaited"  # the holder is known and away; until the window ends it alone may come
-    UNKNOWN = "unknown"  # there may be a holder, and nobody can say who; until the window ends nobody may come
+    AWAITED = "awaited"  # the holder is disconnected; until the window ends only it may return
+    UNKNOWN = "unknown"  # the record is unreadable; until the window ends no client is granted the lock
 
 
-class Claim(StrEnum):
-    NEW = "new"  # holds nothing, and is not the holder on record
-    OWN = "own"  # the holder on record, by its id; if it names a grant, it is the recorded one
-    STALE = "stale"  # says it holds a grant that is not on record as its own
+class ElectionClaim(StrEnum):
+    NEW = "new"  # claims no grant, and is not the recorded holder
+    OWN = "own"  # the recorded holder, by its id; if it names a grant, it is the recorded one
+    STALE = "stale"  # claims a grant that is not recorded as its own
 
 
-class Answer(StrEnum):
+class ElectionAnswer(StrEnum):
     GRANT = "grant"
     WAIT = "wait"
-    BACK = "back"  # the same grant, from now on by this connection
+    BACK = "back"  # the same grant, from now on through this connection
     LOST = "lost"
 
 
-TABLE: dict[tuple[Situation, Claim], Answer] = {
-    (Situation.FREE, Claim.NEW): Answer.GRANT,
-    (Situation.FREE, Claim.STALE): Answer.LOST,
-    (Situation.HELD, Claim.NEW): Answer.WAIT,
-    (Situation.HELD, Claim.OWN): Answer.BACK,
-    (Situation.HELD, Claim.STALE): Answer.LOST,
-    (Situation.AWAITED, Claim.NEW): Answer.WAIT,
-    (Situation.AWAITED, Claim.OWN): Answer.BACK,
-    (Situation.AWAITED, Claim.STALE): Answer.LOST,
-    (Situation.UNKNOWN, Claim.NEW): Answer.WAIT,
-    (Situation.UNKNOWN, Claim.STALE): Answer.LOST,
+TABLE: dict[tuple[Situation, ElectionClaim], ElectionAnswer] = {
+    (Situation.FREE, ElectionClaim.NEW): ElectionAnswer.GRANT,
+    (Situation.FREE, ElectionClaim.STALE): ElectionAnswer.LOST,
+    (Situation.HELD, ElectionClaim.NEW): ElectionAnswer.WAIT,
+    (Situation.HELD, ElectionClaim.OWN): ElectionAnswer.BACK,
+    (Situation.HELD, ElectionClaim.STALE): ElectionAnswer.LOST,
+    (Situation.AWAITED, ElectionClaim.NEW): ElectionAnswer.WAIT,
+    (Situation.AWAITED, ElectionClaim.OWN): ElectionAnswer.BACK,
+    (Situation.AWAITED, ElectionClaim.STALE): ElectionAnswer.LOST,
+    (Situation.UNKNOWN, ElectionClaim.NEW): ElectionAnswer.WAIT,
+    (Situation.UNKNOWN, ElectionClaim.STALE): ElectionAnswer.LOST,
 }
 
 
@@ -203,10 +207,10 @@ class Waiter:
 
 @dataclass(frozen=True, slots=True)
 class LockState:
-    """Everything one lock server decides by."""
+    """The state of one lock."""
 
     window_s: float
-    unix_at_zero_s: float  # wall time when the machine's time was 0: for people
+    unix_at_zero_s: float  # wall time when the machine's time was 0: for logs
     last_grant: int = 0
     grant: Grant | None = None
     connection: int | None = None  # the holder's
@@ -218,7 +222,7 @@ class LockState:
         assert (self.until_s is not None) == (self.situation in (Situation.AWAITED, Situation.UNKNOWN)), f"{self!r}"
 
     def __repr__(self) -> str:
-        holder = f" by {self.grant.client.who}, grant {self.grant.number}" if self.grant is not None else ""
+        holder = f" by {self.grant.client.engine}, grant {self.grant.number}" if self.grant is not None else ""
         until = f" until {self.until_s:.1f}" if self.until_s is not None else ""
         return f"{self.situation.upper()}{holder}{until}, {len(self.waiters)} waiting"
 
@@ -231,9 +235,9 @@ class LockState:
         return Situation.FREE if self.until_s is None else Situation.UNKNOWN
 
     @property
-    def record(self) -> Record | None:
-        """What a restart must find; None: what is on disk already is all that can be said."""
-        return None if self.situation is Situation.UNKNOWN else Record(self.last_grant, self.grant)
+    def record(self) -> ElectionRecord | None:
+        """Return what must be on disk for a restart; None: keep what is there."""
+        return None if self.situation is Situation.UNKNOWN else ElectionRecord(self.last_grant, self.grant)
 
     def holds(self, connection: int) -> bool:
         return self.connection == connection
@@ -242,10 +246,10 @@ class LockState:
         return self.holds(connection) or any(waiter.connection == connection for waiter in self.waiters)
 
 
-def claim_of(state: LockState, client: Client, grant: int) -> Claim:
+def claim_of(state: LockState, client: Client, grant: int) -> ElectionClaim:
     if state.grant is not None and state.grant.client.id == client.id and grant in (0, state.grant.number):
-        return Claim.OWN
-    return Claim.NEW if grant == 0 else Claim.STALE
+        return ElectionClaim.OWN
+    return ElectionClaim.NEW if grant == 0 else ElectionClaim.STALE
 
 
 # -- steps
@@ -254,8 +258,8 @@ def claim_of(state: LockState, client: Client, grant: int) -> Claim:
 Step = tuple[LockState, tuple[Effect, ...]]
 
 
-def begin(record: Record | None, readable: bool, window_s: float, now_s: float, unix_s: float) -> LockState:
-    """A new server's state from what was found on disk. `record` None and `readable`: there was none."""
+def begin(record: ElectionRecord | None, readable: bool, window_s: float, now_s: float, unix_s: float) -> LockState:
+    """Return a new server's state from the record on disk. `record` None and `readable`: there was none."""
     state = LockState(window_s, unix_s - now_s)
     if not readable:
         return replace(state, until_s=now_s + window_s)
@@ -267,12 +271,12 @@ def begin(record: Record | None, readable: bool, window_s: float, now_s: float, 
 
 
 def next_deadline_s(state: LockState) -> float | None:
-    """When a `Tick` is due, if nothing else happens before."""
+    """Return when a `Tick` is due if no event comes before."""
     return state.until_s
 
 
 def step(state: LockState, event: Event, now_s: float) -> Step:
-    """What becomes of an event. Effects are to be carried out in their order."""
+    """Return the state after an event, and the effects to carry out, in order."""
     before = state.record
     state, passed = _end_window(state, now_s)
     state, applied = _apply(state, event, now_s)
@@ -296,7 +300,7 @@ def _apply(state: LockState, event: Event, now_s: float) -> Step:
         case Release():
             state, freed = _leave(state, event.connection, "released", now_s)
             return state, (*freed, ConfirmRelease(event.connection))
-        case Ended():
+        case ClientEnded():
             if state.holds(event.connection) and not event.sure:
                 return _await_holder(state, now_s)
             return _leave(state, event.connection, "gone", now_s)
@@ -309,15 +313,15 @@ def _acquire(state: LockState, event: Acquire, now_s: float) -> Step:
         return state, (Refuse(event.connection, BUSY, "this connection holds the lock or waits for it already"),)
     waiter = Waiter(event.connection, event.client, now_s)
     match TABLE[state.situation, claim_of(state, event.client, event.grant)]:
-        case Answer.GRANT:
+        case ElectionAnswer.GRANT:
             return _grant(state, waiter, now_s)
-        case Answer.WAIT if len(state.waiters) < WAITERS_MAX:
+        case ElectionAnswer.WAIT if len(state.waiters) < WAITERS_MAX:
             return replace(state, waiters=(*state.waiters, waiter)), ()
-        case Answer.WAIT:
+        case ElectionAnswer.WAIT:
             return state, (Refuse(event.connection, TOO_MANY, f"{WAITERS_MAX} wait here already"),)
-        case Answer.BACK:
+        case ElectionAnswer.BACK:
             return _come_back(state, event.connection)
-        case Answer.LOST:
+        case ElectionAnswer.LOST:
             return state, (Refuse(event.connection, LOST, _why_lost(state, event.grant)),)
 
 
@@ -330,7 +334,7 @@ def _grant(state: LockState, waiter: Waiter, now_s: float) -> Step:
 
 def _come_back(state: LockState, connection: int) -> Step:
     assert state.grant is not None
-    dropped = () if state.connection is None else (Drop(state.connection),)
+    dropped = () if state.connection is None else (DropClient(state.connection),)
     back = GrantTo(connection, state.grant, back=True, waited_s=0.0)
     return replace(state, connection=connection, until_s=None), (*dropped, back)
 
@@ -355,8 +359,8 @@ def _settle(state: LockState, now_s: float) -> Step:
     return _grant(replace(state, waiters=tuple(others)), first, now_s)
 
 
-def _freed(state: LockState, grant: Grant, why: str, now_s: float) -> Freed:
-    return Freed(grant, why, state.unix_at_zero_s + now_s - grant.since_unix_s)
+def _freed(state: LockState, grant: Grant, why: str, now_s: float) -> GrantFreed:
+    return GrantFreed(grant, why, state.unix_at_zero_s + now_s - grant.since_unix_s)
 
 
 def _why_lost(state: LockState, number: int) -> str:
@@ -365,4 +369,4 @@ def _why_lost(state: LockState, number: int) -> str:
     if state.situation is Situation.FREE:
         return f"grant {number} is not on record here"
     assert state.grant is not None
-    return f"grant {state.grant.number} of {state.grant.client.who} stands here, not grant {number}"
+    return f"grant {state.grant.number} of {state.grant.client.engine} stands here, not grant {number}"

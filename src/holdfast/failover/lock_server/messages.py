@@ -1,9 +1,11 @@
-"""The messages between the lock server and its clients, and their encoding.
+"""Defines the messages between the lock server and its clients, and their encoding.
 
 A connection opens with `Hello`; the answer is `Welcome` or `Refused`, and after a `Refused` the connection closes. One
-connection asks for the lock once. Always true: no message is longer than `MESSAGE_BYTES_MAX`, and none is sent unasked
-but `Granted` to a waiter: whoever is killed while it holds has then read everything, so its connection ends with a
-clean end of file and not with a reset (which proves less, see machine.py).
+connection asks for the lock once.
+
+Always true: no message is longer than `MESSAGE_BYTES_MAX`; the server sends only answers, and `Granted` to a waiter. So
+a holder that is killed has no unread input, and its connection ends with an end of file and not with a reset (which
+proves less, see machine.py).
 """
 
 from __future__ import annotations
@@ -12,34 +14,36 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.wire.frames import FrameError, FrameSplitter, reader
+from holdfast.wire.connection import FULL, MALFORMED, NO_HELLO, WRONG_VERSION, Refused, Versions
+from holdfast.wire.frames import reader
+
+__all__ = ["FULL", "MALFORMED", "NO_HELLO", "WRONG_VERSION", "Refused"]
 
 VERSION = 1
-# The longest is a Hello: a name, an id and a token, each a few hundred bytes at most.
+VERSIONS = Versions(VERSION, VERSION)
+# The longest message is a Hello: a name, an id and a token, each a few hundred bytes at most.
 MESSAGE_BYTES_MAX = 4096
 
-# Why a connection is refused. The first three do not mend by waiting.
-WRONG_VERSION = "WrongVersion"
+# Refusal codes besides the kit's. After these, or a wrong version, a retry is useless.
 WRONG_TOKEN = "WrongToken"
 WRONG_USER = "WrongUser"
-MALFORMED = "Malformed"
-NO_HELLO = "NoHello"
-FULL = "Full"
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """First frame of a client. `id` is random, one per client object: what a holder that comes back is known by."""
+    """A client's first frame. `id` is random, one per client object; it identifies a returning holder."""
 
     version: int
     id: str
-    who: str
+    engine: str
     pid: int
     start_ticks: int
     token: str = ""
+    last_version: int = 0
+    features: tuple[str, ...] = ()
 
 
 class AskLock(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """`grant`: the number under which the client holds the lock already; 0: it does not hold it."""
+    """Asks for the lock. `grant` is the number of the grant that the client already holds; 0: none."""
 
     grant: int = 0
 
@@ -57,15 +61,11 @@ class AskOwner(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=32):
-    """`window_s`: how long this server, once restarted, waits for the holder; a holder gives up well before."""
+    """Accepts a client. `window_s`: how long a restarted server waits for the holder; a holder gives up well before."""
 
     version: int
     window_s: float
-
-
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag=33):
-    code: str
-    reason: str
+    features: tuple[str, ...] = ()
 
 
 class Granted(msgspec.Struct, frozen=True, array_like=True, tag=34):
@@ -77,16 +77,16 @@ class Released(msgspec.Struct, frozen=True, array_like=True, tag=35):
 
 
 class Pong(msgspec.Struct, frozen=True, array_like=True, tag=36):
-    """`holds`: this very connection holds the lock."""
+    """Answers a ping. `holds`: this very connection holds the lock."""
 
     number: int
     holds: bool
 
 
 class Owner(msgspec.Struct, frozen=True, array_like=True, tag=37):
-    """An empty `who`: nobody."""
+    """Names the holder; if its name is empty, the lock is free."""
 
-    who: str = ""
+    engine: str = ""
     pid: int = 0
     start_ticks: int = 0
     since_unix_s: float = 0.0
@@ -98,11 +98,3 @@ ToClient = Welcome | Refused | Granted | Released | Pong | Owner
 
 decode_to_server: Callable[[memoryview], ToServer] = reader(ToServer)
 decode_to_client: Callable[[memoryview], ToClient] = reader(ToClient)
-
-
-def split(splitter: FrameSplitter, data: bytes) -> list[memoryview]:
-    """The frames that `data` completes; a long one is refused, also before it is complete."""
-    payloads = splitter.feed(data)
-    if splitter.held_bytes > MESSAGE_BYTES_MAX or any(len(payload) > MESSAGE_BYTES_MAX for payload in payloads):
-        raise FrameError(f"message over the limit of {MESSAGE_BYTES_MAX} bytes")
-    return payloads

@@ -1,1 +1,1 @@
-"""The OpenAI request and error shapes: from body bytes to one normalised request, or a named refusal."""
+"""Parses OpenAI requests: turns body bytes into one normalised request, or into an OpenAI error."""

@@ -1,20 +1,125 @@
-"""Every field a request may have, in three tables: those we act on, those that change nothing, those we refuse.
+"""Every field a request may have, in three tables: supported, without effect, refused.
 
-Always true: a field in no table is refused by name; a field we do not support is refused only when its value would
-have changed the answer; null always means "not given".
+Always true: a field in no table is refused by name; an unsupported field is refused only if its value would change the
+answer; null always means "not given".
+
+A check takes a decoded JSON value and its field's path, and returns the value in the type the rest of the code wants,
+or raises a 400 that names the path. Booleans are not numbers; numbers that are too large for a message are not printed
+(Python refuses to print integers of more than 4,300 digits).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from math import inf
+from typing import Any, TypeVar
 
 from holdfast.core.requests import SEED_MAX
-from holdfast.frontend.api.checks import Check, boolean, integer, list_of, number, text, wrong_type
-from holdfast.frontend.api.errors import invalid
+from holdfast.frontend.api.errors import ApiError, invalid
 from holdfast.frontend.api.request import CHOICES_MAX, Usage
 
-STOPS_MAX = 16  # OpenAI takes 4, other servers any number; how many there are hardly changes what a token costs
-STOP_CHARS_MAX = 512  # the most a stream may be held back for
+Check = Callable[[Any, str], Any]
+Kind = TypeVar("Kind")
+
+_SHOWN_INTEGER_MAX = 10**18
+_SHOWN_CHARS_MAX = 64
+
+_TYPE_NAMES: dict[type, str] = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    list: "an array",
+    dict: "an object",
+}
+
+
+def wrong_type(path: str, wanted: str, value: Any) -> ApiError:
+    got = _TYPE_NAMES.get(type(value), type(value).__name__)
+    return invalid(path, f"'{path}' must be {wanted}; got {got}", "invalid_type")
+
+
+def require_type(value: Any, kind: type[Kind], path: str, wanted: str) -> Kind:
+    """Return the value, if it is of this very type."""
+    if type(value) is not kind:
+        raise wrong_type(path, wanted, value)
+    return value
+
+
+def wrong_value(path: str, wanted: str, value: Any) -> ApiError:
+    return invalid(path, f"'{path}' must be {wanted}; got {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    if type(value) is int and abs(value) > _SHOWN_INTEGER_MAX:
+        return "a very large integer"
+    if isinstance(value, str) and len(value) > _SHOWN_CHARS_MAX:
+        return f"a string of {len(value)} characters"
+    return repr(value)
+
+
+def boolean(value: Any, path: str) -> bool:
+    return require_type(value, bool, path, "a boolean")
+
+
+def integer(low: int, high: int) -> Check:
+    """Return an integer of [low, high]. `3.0` is refused: JSON writers that mean an integer write one."""
+    wanted = f"an integer from {low} to {high}"
+
+    def check(value: Any, path: str) -> int:
+        given = require_type(value, int, path, wanted)
+        if not low <= given <= high:
+            raise wrong_value(path, wanted, value)
+        return given
+
+    return check
+
+
+def number(low: float, high: float = inf, *, above: bool = False) -> Check:
+    """Return a finite number of [low, high], or of (low, high] with `above`."""
+    wanted = f"a number {'above' if above else 'from'} {low:g}" + (f" to {high:g}" if high != inf else "")
+
+    def check(value: Any, path: str) -> float:
+        if type(value) is not float and type(value) is not int:
+            raise wrong_type(path, wanted, value)
+        # Integers are compared before they are converted: the conversion raises for one too large for a float. NaN is
+        # in no range.
+        if not low <= value <= min(high, 1e308) or (above and value == low):
+            raise wrong_value(path, wanted, value)
+        return float(value)
+
+    return check
+
+
+def text(chars_max: int) -> Check:
+    """Return a string of 1 to chars_max characters."""
+    wanted = f"a string of 1 to {chars_max} characters"
+
+    def check(value: Any, path: str) -> str:
+        given = require_type(value, str, path, wanted)
+        if not 0 < len(given) <= chars_max:
+            raise wrong_value(path, wanted, value)
+        return given
+
+    return check
+
+
+def list_of(check: Check, length_max: int) -> Check:
+    """Return an array of at most length_max items, each checked, as a tuple."""
+    wanted = f"an array of at most {length_max} items"
+
+    def check_all(value: Any, path: str) -> tuple[Any, ...]:
+        require_type(value, list, path, wanted)
+        if len(value) > length_max:
+            raise invalid(path, f"'{path}' must be {wanted}; got {len(value)}")
+        return tuple([check(item, f"{path}[{place}]") for place, item in enumerate(value)])
+
+    return check_all
+
+
+STOPS_MAX = 16  # OpenAI takes 4, other servers any number; the number hardly changes the cost per token
+STOP_CHARS_MAX = 512  # the most characters that a stream may hold back
 STOP_TOKEN_IDS_MAX = 128
 LOGIT_BIAS_MAX = 300  # OpenAI's own bound
 TOP_LOGPROBS_MAX = 20  # OpenAI's own bound
@@ -30,27 +135,25 @@ _stop_list = list_of(_stop, STOPS_MAX)
 
 
 def seed(value: Any, path: str) -> int:
-    """Negative seeds are seeds too: the lower 63 bits stand for them."""
+    """Return the seed's lower 63 bits: negative seeds are seeds too."""
     return int(_seed(value, path)) & SEED_MAX
 
 
 def top_k(value: Any, path: str) -> int:
-    """-1 and 0 both mean off."""
+    """Return 0 for "off", which clients write as -1 or 0."""
     return max(0, int(_top_k(value, path)))
 
 
 def stop(value: Any, path: str) -> tuple[str, ...]:
     if type(value) is str:
         return (_stop(value, path),)
-    if type(value) is not list:
-        raise wrong_type(path, "a string or an array of strings", value)
+    require_type(value, list, path, "a string or an array of strings")
     stops: tuple[str, ...] = _stop_list(value, path)
     return stops
 
 
 def logit_bias(value: Any, path: str) -> dict[int, float] | None:
-    if type(value) is not dict:
-        raise wrong_type(path, "an object of token ids and numbers", value)
+    require_type(value, dict, path, "an object of token ids and numbers")
     if len(value) > LOGIT_BIAS_MAX:
         raise invalid(path, f"'{path}' must have at most {LOGIT_BIAS_MAX} entries; got {len(value)}")
     bias: dict[int, float] = {}
@@ -63,9 +166,8 @@ def logit_bias(value: Any, path: str) -> dict[int, float] | None:
 
 
 def stream_options(value: Any, path: str) -> Usage:
-    """When usage is to be sent; padding against traffic analysis is the other option, and ours is never padded."""
-    if type(value) is not dict:
-        raise wrong_type(path, "an object", value)
+    """Return when to send usage. The other option, padding against traffic analysis, is accepted and has no effect."""
+    require_type(value, dict, path, "an object")
     given: dict[str, bool] = {}
     for key, option in value.items():
         inner = f"{path}.{key[:100]}"
@@ -79,10 +181,8 @@ def stream_options(value: Any, path: str) -> Usage:
 
 
 def tools(value: Any, path: str) -> bool:
-    """Whether there are any. They are looked at no further: only requests that may not call them are taken."""
-    if type(value) is not list:
-        raise wrong_type(path, "an array of tools", value)
-    return bool(value)
+    """Return True if there are any. They are not examined: only requests that may not call them are accepted."""
+    return bool(require_type(value, list, path, "an array of tools"))
 
 
 # field: (name in ParsedRequest, check). A leading underscore: not stored as it is, judged with others afterwards.
@@ -111,7 +211,7 @@ SHARED: dict[str, tuple[str, Check]] = {
     "logit_bias": ("logit_bias", logit_bias),
 }
 
-# Accepted and not looked at: they never change an answer's tokens.
+# Accepted and ignored: they never change an answer's tokens.
 HARMLESS = frozenset(
     {
         "cache_control",
@@ -128,7 +228,7 @@ HARMLESS = frozenset(
     }
 )
 
-# Refused unless null or one of these values, which ask for what happens anyway.
+# Refused unless null or one of these values, which ask for the normal behaviour.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "add_special_tokens": (),

@@ -1,4 +1,4 @@
-"""What an engine is asked for: the request's own values, then the model card's, then OpenAI's defaults.
+"""Builds sampling parameters from the request's own values, then the model card's, then OpenAI's defaults.
 
 Always true: prompt and answer fit the model's context; a refusal names the field that would have to change.
 """
@@ -18,18 +18,18 @@ CARD_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty",
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 
-# What a completion without `max_tokens` gets, as OpenAI and vLLM have it; clients that leave it out rely on the end.
+# The length of a completion without `max_tokens`, as in OpenAI and vLLM; clients rely on this limit.
 COMPLETION_TOKENS = 16
 
 
 def context_exceeded(param: str, context_tokens_max: int, rest: str) -> ApiError:
-    """It begins with OpenAI's words: clients know by them that a shorter prompt would do."""
+    """Return the error. It begins with OpenAI's words, by which clients recognise that the prompt is too long."""
     message = f"This model's maximum context length is {context_tokens_max} tokens. However, {rest}"
     return invalid(param, message, CONTEXT_LENGTH_EXCEEDED)
 
 
 def check_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A card's generation defaults in the form `build_sampling` trusts; ValueError names what is wrong with them."""
+    """Return a card's generation defaults, checked for `build_sampling`; raise ValueError if one is wrong."""
     defaults: dict[str, Any] = {}
     for name in CARD_DEFAULTS:
         value = raw.get(name)
@@ -43,7 +43,7 @@ def check_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_token_ids(parsed: ParsedRequest, vocab_size: int) -> None:
-    """Refuse ids the model does not have, which an engine would look up outside its tables."""
+    """Raise ApiError for ids that the model does not have: an engine would read outside its tables."""
     for place, prompt in enumerate(parsed.prompts):
         if not isinstance(prompt, str):
             _check_ids(prompt, vocab_size, f"prompt[{place}]" if len(parsed.prompts) > 1 else "prompt")
@@ -64,7 +64,7 @@ def build_sampling(
     prompt_tokens: int,
     context_tokens_max: int,
 ) -> Sampling:
-    """How one choice is drawn. `generation_defaults` has been through `check_defaults` when its card was admitted."""
+    """Return the sampling parameters of one choice. `generation_defaults` comes from `check_defaults`."""
 
     def pick(name: str, otherwise: float) -> Any:
         value = getattr(parsed, name)
@@ -89,7 +89,7 @@ def build_sampling(
 
 
 def _max_tokens(parsed: ParsedRequest, default: int | None, prompt_tokens: int, context_tokens_max: int) -> int:
-    source = "messages" if parsed.kind == "chat" else "prompt"
+    source = parsed.source
     if prompt_tokens == 0:
         raise invalid(source, f"'{source}' has no tokens; there is nothing to go on from")
     rest = context_tokens_max - prompt_tokens
@@ -108,11 +108,12 @@ def _max_tokens(parsed: ParsedRequest, default: int | None, prompt_tokens: int, 
 
 
 def _min_tokens(parsed: ParsedRequest, max_tokens: int, rest: int) -> int:
-    """`rest`: what the prompt leaves of the context. A `max_tokens` that is too small was refused with the fields."""
+    """Return the minimum number of tokens. `rest`: the context that the prompt leaves. A given `max_tokens` below it
+    was refused with the fields."""
     least = parsed.min_tokens or 0
     if least > rest:
-        source = "messages" if parsed.kind == "chat" else "prompt"
-        raise invalid("min_tokens", f"'min_tokens' ({least}) is more than the {rest} tokens that '{source}' leaves")
+        message = f"'min_tokens' ({least}) is more than the {rest} tokens that '{parsed.source}' leaves"
+        raise invalid("min_tokens", message)
     if least > max_tokens:
         why = f"is more than the {max_tokens} tokens an answer has where 'max_tokens' is not given; give it"
         raise invalid("min_tokens", f"'min_tokens' ({least}) {why}")

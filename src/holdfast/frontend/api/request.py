@@ -1,7 +1,7 @@
 """One shape for a chat or a completions request, whatever the client's JSON looked like.
 
-Always true: every value is of its type and in its range; what the client did not say (or said as null) is None, so
-that the model's own defaults can still apply; counts and lengths are bounded.
+Always true: every value has its type and is in its range; a value that the client did not give (or gave as null) is
+None, so that the model's defaults can apply; counts and lengths are bounded.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import msgspec
 
 
 class Usage(Enum):
-    """When a stream tells how many tokens it took."""
+    """When a stream reports its token counts."""
 
     NEVER = 0
-    LAST = 1  # in a chunk of its own at the end
+    LAST = 1  # in a separate chunk at the end
     ALWAYS = 2  # in every chunk too, for its choice so far
 
 
-# Choices of one request: each is a stream of its own on an engine; OpenAI's own bound on `n`.
+# Choices of one request, each of which is a stream on an engine; OpenAI's bound on `n`.
 CHOICES_MAX = 128
 
 ID_BYTES = 40
@@ -28,7 +28,7 @@ MESSAGE_BYTES = 400
 
 
 class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`messages` for chat, `prompts` for completions; the other is empty."""
+    """A normalised request: chat has `messages`, completions have `prompts`; the other is empty."""
 
     kind: Literal["chat", "completion"]
     model: str
@@ -59,8 +59,13 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: dict[int, float] | None = None
     top_logprobs: int | None = None  # None: no logprobs; 0: the chosen token's only
 
+    @property
+    def source(self) -> str:
+        """Return the field that its prompt comes from, for refusals."""
+        return "messages" if self.kind == "chat" else "prompt"
+
     def held_bytes(self, body_bytes: int) -> int:
-        """What it takes in memory at most, parsed from a body of that size. Text may take twice its bytes, an id a
-        pointer and an int, a message a dict with its strings."""
+        """Return an upper bound on its memory, parsed from a body of that size: twice the body's bytes for text, a
+        pointer and an int for each id, a dict with strings for each message."""
         ids = sum(len(prompt) for prompt in self.prompts if isinstance(prompt, list))
         return 2 * body_bytes + ID_BYTES * ids + MESSAGE_BYTES * len(self.messages)

@@ -1,1 +1,1 @@
-"""Text and token ids: tokenizing, chat templates, incremental detokenizing, stop strings."""
+"""Converts between text and token ids: tokenizing, chat templates, incremental detokenizing, stop strings."""

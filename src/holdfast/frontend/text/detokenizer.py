@@ -1,29 +1,104 @@
-"""Token ids to text, one token at a time, for many streams that share one table per tokenizer.
+"""Turns token ids into text, one token at a time, for many streams that share one table per tokenizer.
 
-Always true: the pieces given by `push` and the one given by `flush` join to exactly what the tokenizer's own
-decode of all the ids gives (special tokens skipped), no piece holds part of a character, and after `flush` nothing
-is left inside (facts 32: `DecodeStream` breaks both). Byte-level and byte-fallback decoders are done here from a
-table; any other decoder goes through a window of `Tokenizer.decode`, which promises the same for decoders that look
-at most one token back.
+Always true: the pieces from `push` and `flush` join to exactly the tokenizer's own decode of all the ids (special
+tokens skipped). No piece has part of a character, and after `flush` no text is left inside (facts 32: `DecodeStream`
+breaks both). Byte-level and byte-fallback decoders are implemented here with a table. Any other decoder is called
+through a window of `Tokenizer.decode`, which is exact if the decoder looks at most one token back.
 """
 
 from __future__ import annotations
 
 import re
 from codecs import utf_8_decode
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
+import msgspec
 from tokenizers import Tokenizer
 
-from holdfast.frontend.text.decoders import Style, byte_level_bytes, read_style
 
-# A run of byte-fallback tokens is judged as a whole by the reference decoder: one bad byte turns every byte of the
-# run into U+FFFD. So a run is held back until it ends, but no longer than this: 16 four-byte characters, after which
-# a stream in a script the vocabulary lacks must show something. Longer runs are judged in pieces of this size.
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How a tokenizer turns tokens into text, according to its JSON.
+
+    It is byte-level or byte-fallback only if this module repeats every step of the decoder exactly; any other decoder
+    is "window", which asks the tokenizer itself. `replacements` and `strip_first` belong to byte-fallback decoders.
+    """
+
+    kind: Literal["byte_level", "byte_fallback", "window"]
+    replacements: tuple[tuple[str, str], ...] = ()
+    strip_first: str = ""
+
+
+class _TokenizerJson(msgspec.Struct):
+    """The part of the file that is read here; msgspec skips the megabytes of vocabulary."""
+
+    decoder: dict[str, Any] | None = None
+
+
+def read_style(tokenizer_json: bytes) -> Style:
+    """Return how this tokenizer decodes; raise ValueError if it is no valid JSON."""
+    steps = _flat(msgspec.json.decode(tokenizer_json, type=_TokenizerJson).decoder)
+    if [step.get("type") for step in steps] == ["ByteLevel"]:
+        return Style("byte_level")
+    return _byte_fallback(steps) or Style("window")
+
+
+def _flat(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
+    if decoder is None:
+        return []
+    if decoder.get("type") != "Sequence":
+        return [decoder]
+    return [step for inner in decoder.get("decoders", []) for step in _flat(inner)]
+
+
+def _byte_fallback(steps: list[dict[str, Any]]) -> Style | None:
+    """Return the style if the steps are Replace*, ByteFallback, Fuse, and optionally a Strip of one character at the
+    start; else None."""
+    rest = list(steps)
+    replacements: list[tuple[str, str]] = []
+    while rest and rest[0].get("type") == "Replace":
+        step = rest.pop(0)
+        old = step.get("pattern", {}).get("String")
+        if not old:
+            return None  # a regular expression, in a dialect that is not Python's
+        replacements.append((old, step.get("content", "")))
+    names = [step.get("type") for step in rest]
+    if names == ["ByteFallback", "Fuse"]:
+        return Style("byte_fallback", tuple(replacements))
+    if names == ["ByteFallback", "Fuse", "Strip"] and (rest[2].get("start"), rest[2].get("stop")) == (1, 0):
+        return Style("byte_fallback", tuple(replacements), rest[2].get("content", ""))
+    return None
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Return the byte of each character of GPT-2's alphabet: printable bytes map to themselves, the others to the
+    characters from 256 on, in order."""
+    themselves = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(themselves)]
+    alphabet = {chr(byte): byte for byte in themselves}
+    alphabet.update({chr(256 + place): byte for place, byte in enumerate(others)})
+    return alphabet
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def byte_level_bytes(token: str) -> bytes:
+    """Return a byte-level token's bytes; an added token with other characters is its own text, as in the reference."""
+    try:
+        return bytes([_BYTE_OF[char] for char in token])
+    except KeyError:
+        return token.encode()
+
+
+# The reference decoder judges a run of byte-fallback tokens as a whole: one bad byte turns every byte of the run into
+# U+FFFD. So a run is held back until it ends, but at most for 16 four-byte characters: a stream in a script that the
+# vocabulary lacks must show some text. Longer runs are judged in pieces of this size.
 BYTE_RUN_BYTES_MAX = 64
 
 # How many tokens the windowed fallback may hold back while its text ends inside a character. The longest character
-# is 4 bytes; an emoji joined of several is still shown in parts. Past it the replacement character is real.
+# has 4 bytes; an emoji joined of several characters is still shown in parts. After that the U+FFFD is real.
 WINDOW_HELD_TOKENS_MAX = 8
 
 TOKEN_ID_END = 2**32  # ids are 32-bit in `tokenizers`; asking for more raises
@@ -32,20 +107,20 @@ _BYTE_TOKEN = re.compile(r"<0x\+?([0-9A-Fa-f]{1,2})>")
 
 
 class Detokenizer(Protocol):
-    """One stream's text so far; made by `TokenTable.detokenizer`."""
+    """Decodes one stream's tokens; made by `TokenTable.detokenizer`."""
 
     def push(self, token_id: int) -> str:
-        """The text this token completes, often "" inside a character."""
+        """Return the text that this token completes; "" inside a character."""
 
     def flush(self) -> str:
-        """The rest, at the stream's end; a broken character becomes U+FFFD as in the full decode."""
+        """Return the remaining text at the stream's end; a broken character becomes U+FFFD as in the full decode."""
 
 
 class TokenTable:
-    """What each id stands for, learned on first sight so that admitting a model costs nothing.
+    """The text or bytes of each id, learned at its first use so that admitting a model costs nothing.
 
-    `texts` holds the ids that are whole text on their own; it is what `push` looks at first. Its size is bounded by
-    the vocabulary: ids the tokenizer does not know are never kept.
+    `texts` has the ids that are complete text by themselves; `push` looks there first. Its size is bounded by the
+    vocabulary: ids that the tokenizer does not know are never kept.
     """
 
     __slots__ = ("_bytes", "_special", "_style", "_tokenizer", "texts")
@@ -67,7 +142,7 @@ class TokenTable:
         return frozenset(self._special)
 
     def detokenizer(self) -> Detokenizer:
-        """A fresh stream."""
+        """Return a detokenizer for a new stream."""
         if self._style.kind == "byte_level":
             return ByteLevelDetokenizer(self)
         if self._style.kind == "byte_fallback":
@@ -75,18 +150,18 @@ class TokenTable:
         return WindowDetokenizer(self, self._tokenizer)
 
     def bytes_of(self, token_id: int) -> bytes:
-        """The bytes this id adds to a text; none for special and unknown ids."""
+        """Return the bytes this id adds to a text; none for special and unknown ids."""
         data = self._bytes.get(token_id)
         return self._learn(token_id) if data is None else data
 
     def decodes(self, token_id: int) -> bool:
-        """Whether the tokenizer's decoder would see this id at all."""
+        """Return True if the tokenizer's decoder does not skip this id."""
         if not 0 <= token_id < TOKEN_ID_END or token_id in self._special:
             return False
         return self._tokenizer.id_to_token(token_id) is not None
 
     def label(self, token_id: int) -> tuple[str, bytes]:
-        """An id as logprobs show it: its text and its bytes, special tokens by their own name."""
+        """Return the text and bytes of an id for logprobs; special tokens are shown by name."""
         name = self._special.get(token_id)
         data = self.bytes_of(token_id) if name is None else name.encode()
         return data.decode("utf-8", "replace"), data
@@ -109,7 +184,7 @@ class TokenTable:
         try:
             self.texts[token_id] = data.decode()
         except UnicodeDecodeError:
-            return  # part of a character: only the bytes around it tell which
+            return  # part of a character
 
     def _learn_piece(self, token_id: int, token: str) -> bytes:
         for old, new in self._style.replacements:
@@ -122,7 +197,7 @@ class TokenTable:
 
 
 class ByteLevelDetokenizer:
-    """GPT-2's way: every token is bytes, and the text is all of them decoded as UTF-8."""
+    """Decodes like GPT-2: every token is bytes, and the text is all bytes decoded as UTF-8."""
 
     __slots__ = ("_pending", "_table", "_texts")
 
@@ -148,7 +223,7 @@ class ByteLevelDetokenizer:
 
 
 class ByteFallbackDetokenizer:
-    """SentencePiece's way: tokens are text, and what the vocabulary lacks is spelled in byte tokens."""
+    """Decodes like SentencePiece: tokens are text; characters not in the vocabulary are spelled in byte tokens."""
 
     __slots__ = ("_plain", "_run", "_strip", "_table", "_texts")
 
@@ -207,7 +282,7 @@ class ByteFallbackDetokenizer:
 
 
 class WindowDetokenizer:
-    """Any other decoder: decode the last shown tokens with the new ones, and show what was added."""
+    """Decodes with any other decoder: decode the last shown tokens with the new ones, and show what was added."""
 
     __slots__ = ("_shown", "_shown_text", "_table", "_tokenizer", "_window")
 
@@ -219,7 +294,7 @@ class WindowDetokenizer:
         self._shown_text = ""
 
     def push(self, token_id: int) -> str:
-        # An id the decoder skips must not become the window's start: what follows would look like a text's start.
+        # An id that the decoder skips must not begin the window: the next token would look like the start of a text.
         if not self._table.decodes(token_id):
             return ""
         self._window.append(token_id)

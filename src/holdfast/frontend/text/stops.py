@@ -1,12 +1,14 @@
-"""Stop strings in a stream of text pieces.
+"""Finds stop strings in a stream of text pieces.
 
-Always true: the result does not depend on how the text was cut into pieces; nothing that belongs to a stop string is
-ever emitted (unless it is to be included); what is withheld is exactly the longest end of the text that may still
-become a stop string. Of several stop strings, the one *completed* first wins, and of those completed at once the
-longest: a stream must not wait for a longer one that may never come.
+Always true:
+- The result does not depend on how the text was cut into pieces.
+- No part of a stop string is emitted (unless it is to be included).
+- Exactly the longest end of the text that may still become a stop string is withheld.
+- Of several stop strings, the one *completed* first wins, and of those completed at once the longest: a stream must not
+  wait for a longer one that may never come.
 
-The work follows the new text, not the stop strings: each new character is looked up as the last of some, and each
-place is tried once as the first of some.
+The cost depends on the new text, not on the number of stop strings: each new character is looked up once as the last
+character of stop strings, and each position is tried once as their beginning.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from bisect import bisect_right
 
 
 class StopWatcher:
-    """One stream's watcher; nothing is pushed after a hit."""
+    """Watches one stream for stop strings; nothing is pushed after a hit."""
 
     __slots__ = ("_by_last", "_first", "_held", "_include", "_may_start", "_sorted")
 
@@ -35,7 +37,7 @@ class StopWatcher:
         self._may_start = re.compile("[" + "".join(map(re.escape, starts)) + "]").search if starts else None
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """What may be shown now, and the stop string that ended the stream, if one did."""
+        """Return the text that may be shown now, and the stop string that ended the stream, if one did."""
         if not self._held:
             if self._first:
                 if self._first not in text:
@@ -45,16 +47,18 @@ class StopWatcher:
         return self._push_slowly(self._held + text, len(self._held))
 
     def pass_by(self, text: str) -> str:
-        """Text in which no stop string may end, though one that ends later may begin there; what may be shown now."""
+        """Take text in which no stop string may end, though one may begin there; return the text that may be shown
+        now."""
         return self._hold(self._held + text)
 
     def flush(self) -> str:
-        """What was withheld, at the stream's end: no stop string came of it."""
+        """Return the withheld text at the stream's end: it did not become a stop string."""
         held, self._held = self._held, ""
         return held
 
     def _push_slowly(self, text: str, seen: int) -> tuple[str, str | None]:
-        """`seen`: how much of it was there before; a stop string that ended in that was passed by."""
+        """Look for a stop string that ends after the first `seen` characters; those before were examined by earlier
+        calls."""
         by_last = self._by_last
         for end in range(seen + 1, len(text) + 1):
             ending = by_last.get(text[end - 1])
@@ -65,8 +69,9 @@ class StopWatcher:
         return self._hold(text), None
 
     def _hold(self, text: str) -> str:
-        """Withhold the longest end that begins a stop string; the rest. A place that fails is emitted and never tried
-        again, and those that begin with an end follow it in order: one look tells for all of them."""
+        """Withhold the longest end that begins a stop string; return the text before it. A position that fails is
+        emitted and never tried again. Stop strings that begin with `end` follow it in sort order, so one lookup
+        suffices."""
         found = self._may_start(text) if self._may_start is not None else None
         while found is not None and self._may_start is not None:
             end = text[found.start() :]

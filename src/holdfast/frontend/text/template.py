@@ -1,9 +1,9 @@
-"""Chat templates: messages to the prompt text a model was trained on.
+"""Renders chat templates: messages to the prompt text a model was trained on.
 
-A template comes with a model, so it runs in a sandbox: it can read what it is given and nothing else, and its output
-is bounded. It is compiled once (2.8 ms each time otherwise, facts 33). The environment is the one Hugging Face's
-templates are written for: trimmed blocks, loop controls, `raise_exception`, `strftime_now`, a plain `tojson`, and
-the `generation` block, which marks training targets and means nothing here.
+A template comes with a model, so it runs in a sandbox: it can read only its arguments, and its output is bounded. It is
+compiled once, because that takes 2.8 ms (facts 33). The environment is the one that Hugging Face's templates are
+written for: trimmed blocks, loop controls, `raise_exception`, `strftime_now`, a plain `tojson`, and the `generation`
+block, which marks training targets and has no effect here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from holdfast.core.errors import Code, HoldfastError
 
-# A million-token context is ~4 M characters; four times that is no prompt but a template gone wild.
+# A million-token context is ~4 M characters; four times that can only come from a runaway template.
 PROMPT_CHARS_MAX = 16_000_000
 
 # A template's source is tens of kilobytes at most; a frontend serves a handful of models, each in one or two versions.
@@ -41,7 +41,7 @@ _RENDER_ERRORS = (
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}…{% endgeneration %}` is its own body."""
+    """Renders `{% generation %}…{% endgeneration %}` as its body."""
 
     tags = {"generation"}  # noqa: RUF012 - the name and shape jinja2 asks for
 
@@ -51,8 +51,6 @@ class _GenerationBlock(Extension):
 
 
 class ChatTemplate:
-    """One compiled template."""
-
     __slots__ = ("_template",)
 
     def __init__(self, template: jinja2.Template) -> None:
@@ -67,7 +65,7 @@ class ChatTemplate:
         eos_token: str = "",
         **more: Any,
     ) -> str:
-        """The prompt, or HoldfastError(InvalidRequest) with the template's own words about `messages`."""
+        """Return the prompt; raise HoldfastError(InvalidRequest) with the template's own message."""
         context = {
             **more,
             "messages": messages,
@@ -92,7 +90,7 @@ class ChatTemplate:
 
 
 class Templates:
-    """Compiled templates by source, the least recently used dropped. `now` is what `strftime_now` reads."""
+    """An LRU cache of compiled templates by source. `now` is the clock of `strftime_now`."""
 
     __slots__ = ("_environment", "_kept")
 
@@ -101,7 +99,7 @@ class Templates:
         self._kept: OrderedDict[str, ChatTemplate] = OrderedDict()
 
     def get(self, source: str) -> ChatTemplate:
-        """Compile, or find compiled; HoldfastError(InvalidRequest) says where the source is wrong."""
+        """Return the compiled template; raise HoldfastError(InvalidRequest) if the source is wrong."""
         template = self._kept.get(source)
         if template is not None:
             self._kept.move_to_end(source)
@@ -133,7 +131,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """jinja2's own escapes HTML, which no model was trained on."""
+    """Encode without escaping HTML, unlike jinja2's own filter: no model was trained on escaped HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

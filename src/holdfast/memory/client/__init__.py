@@ -1,1 +1,1 @@
-"""An engine's side of the vault: connections that are made again, and what is mapped through them."""
+"""An engine's side of the vault: connections that reconnect, and the memory mapped through them."""

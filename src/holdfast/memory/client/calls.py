@@ -1,7 +1,9 @@
 """The client's side of a connection to a vault: calls with bounded waits, notices, and loss.
 
-Always true: every call ends, with its answer, a refusal, a time-out or the connection's loss; a wait that is given up
-is cancelled at the vault too; descriptors that come with an answer nobody waits for are closed.
+Always true:
+- Every call ends: with its answer, a refusal, a time-out or the loss of the connection.
+- If a caller gives up a wait, the wait is cancelled at the vault too.
+- If no caller waits for an answer any more, its descriptors are closed.
 """
 
 from __future__ import annotations
@@ -15,14 +17,26 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.peers import peer_uid
+from holdfast.core.procfs import peer_uid
 from holdfast.memory import protocol
-from holdfast.memory.errors import VaultRefused
 from holdfast.memory.fdsocket import FDS_PER_FRAME_MAX, FdConnection, Frame, close_all
 
 
+class StaleMemoryLayoutError(Exception):
+    """Raised if the vault keeps other weights than this process had mapped: its pointers are no longer valid."""
+
+
+class VaultRefused(Exception):
+    """Raised if the vault refused a call; `code` names the reason."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(f"{reason} ({code})")
+        self.code = code
+        self.reason = reason
+
+
 class MemoryLost(msgspec.Struct, frozen=True):
-    """The vault does not keep what is mapped here, and does not take it back."""
+    """Notice: the vault does not have the memory that is mapped here, and does not take it back."""
 
     reason: str
 
@@ -30,19 +44,22 @@ class MemoryLost(msgspec.Struct, frozen=True):
 Notice = protocol.Superseded | protocol.Fence | MemoryLost | protocol.PoolNews | protocol.Deposed | protocol.LetGo
 OnNotice = Callable[[Notice], None]
 OnLost = Callable[[str], None]
-# Beyond the vault's own time-out, for its answer to travel: a tenth of it, and never less or more than this.
+# Bounds of the time added to the vault's own time-out for its answer to arrive: a tenth of it, within these.
 GRACE_S = (0.2, 2.0)
+# Moving all of a GPU's memory, pinned first at a few GB/s, takes half a minute; the machine may be busy.
+MOVE_S = 300.0
+CONNECT_S = 5.0
 
 
 def patience_s(timeout_ms: int) -> float:
-    """How long to wait for the answer to something the vault itself gives up after `timeout_ms`."""
+    """Return how long to wait for the answer to a call that the vault itself gives up after `timeout_ms`."""
     timeout_s = max(0, timeout_ms) / 1000
     shortest_s, longest_s = GRACE_S
     return timeout_s + min(longest_s, max(shortest_s, timeout_s / 10))
 
 
 class VaultConnection:
-    """One connection; made by `open_connection`."""
+    """A connection to a vault, made by `open_connection`."""
 
     def __init__(self, sock: socket.socket, on_notice: OnNotice, on_lost: OnLost) -> None:
         self._loop = asyncio.get_running_loop()
@@ -68,7 +85,7 @@ class VaultConnection:
             os.close(pidfd)
 
     async def call(self, make: Callable[[int], msgspec.Struct], timeout_s: float, fds: list[int] | None = None) -> Any:
-        """Send what `make` makes of a call's number, and wait for its answer."""
+        """Send the message that `make` builds from the call's number, and wait for the answer."""
         answer, received = await self.call_for_fds(make, timeout_s, fds)
         close_all(received)
         return answer
@@ -87,7 +104,7 @@ class VaultConnection:
                 return await future
         except (TimeoutError, asyncio.CancelledError):
             if future.done() and not future.cancelled() and future.exception() is None:
-                close_all(future.result()[1])  # the answer came in the very moment
+                close_all(future.result()[1])  # the answer came at the same moment
             self._connection.send(protocol.encode(protocol.CancelCall(next(self._numbers), number)))
             raise
         finally:
@@ -96,14 +113,15 @@ class VaultConnection:
     async def hand_over(
         self, make: Callable[[int, slice, bool], msgspec.Struct], timeout_s: float, fds: list[int]
     ) -> None:
-        """Calls with as many descriptors each as a frame may have, made of (number, which ones, whether the last)."""
+        """Send descriptors in as many calls as needed. `make` gets the call's number, the slice, and True for the
+        last."""
         for start in range(0, len(fds), FDS_PER_FRAME_MAX):
             which = slice(start, start + FDS_PER_FRAME_MAX)
             last = which.stop >= len(fds)
             await self.call(lambda n, which=which, last=last: make(n, which, last), timeout_s, fds[which])  # type: ignore[misc]
 
     def tell(self, make: Callable[[int], msgspec.Struct]) -> None:
-        """A call whose answer nobody waits for."""
+        """Send a call without waiting for its answer."""
         self._connection.send(protocol.encode(make(next(self._numbers))))
 
     # -- receiving
@@ -121,14 +139,11 @@ class VaultConnection:
         elif isinstance(message, Notice):
             self._on_notice(message)
         elif isinstance(message, protocol.Failed) and message.call == 0:
-            self._refused(message)
+            if not self.welcome.done():
+                self.welcome.set_exception(VaultRefused(message.code, message.reason))
+                self.welcome.exception()  # perhaps no caller waits: mark the exception as retrieved
         else:
             self._answer(message, frame.fds)
-
-    def _refused(self, message: protocol.Failed) -> None:
-        if not self.welcome.done():
-            self.welcome.set_exception(VaultRefused(message.code, message.reason))
-            self.welcome.exception()  # it may be that nobody waits any more
 
     def _answer(self, message: Any, fds: list[int]) -> None:
         if isinstance(message, protocol.Slabs):
@@ -149,7 +164,7 @@ class VaultConnection:
             future.set_result((message, fds))
 
     def leave(self) -> None:
-        """Close, and mean it: the vault is not to wait for this process's end."""
+        """Close on purpose, so that the vault does not wait for this process to end."""
         self._connection.send(protocol.encode(protocol.Leave()))
         self.close()
 
@@ -169,7 +184,7 @@ class VaultConnection:
 
 
 def check_uid(path: str, uid: int | None, allowed: Collection[int] | None) -> None:
-    """Weights and KV are handed to whoever listens there: not to a stranger who was there first."""
+    """Raise PermissionError if another user runs the vault: it would get the weights and the KV pool."""
     if allowed is not None and uid not in (os.getuid(), 0, *allowed):
         mend = f"if it is meant to, name it: --vault-uid {uid}"
         raise PermissionError(f"the vault at {path} belongs to uid {uid}, not to {os.getuid()}; {mend}")
@@ -186,8 +201,8 @@ async def open_connection(
     resume: protocol.Resume | None = None,
     vault_uids: Collection[int] | None = (),
 ) -> tuple[VaultConnection, protocol.Welcome]:
-    """Connect and greet; ConnectionError says whether the socket is missing, nobody listens, or it was refused. The
-    vault must be this user's, root's, or one of `vault_uids` (None: anybody's, for who only looks)."""
+    """Connect and send the hello. ConnectionError says whether the socket is missing, no process listens, or the vault
+    refused. The vault must run as this user, root or one of `vault_uids` (None: any user, for read-only callers)."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.setblocking(False)
     loop = asyncio.get_running_loop()
@@ -197,7 +212,7 @@ async def open_connection(
         check_uid(path, peer_uid(sock), vault_uids)
     except FileNotFoundError:
         sock.close()
-        raise ConnectionError(f"there is no vault at {path}; start one with `holdfast memory serve`") from None
+        raise ConnectionError(f"there is no vault at {path}; start one with `holdfast run vault`") from None
     except BaseException:
         sock.close()
         raise
@@ -209,3 +224,49 @@ async def open_connection(
     except BaseException:
         connection.close()
         raise
+
+
+# -- calls of a process that has no device
+
+
+async def call_once(
+    path: str,
+    make: Callable[[int], protocol.Call],
+    timeout_s: float,
+    *,
+    connect_s: float = CONNECT_S,
+    vault_uids: Collection[int] | None = (),
+) -> Any:
+    """Connect, make one call, and close. Raises TimeoutError, ConnectionError or VaultRefused, like every call."""
+    connection, _ = await open_connection(path, f"once-{os.getpid()}", -1, connect_s, vault_uids=vault_uids)
+    try:
+        return await connection.call(make, timeout_s)
+    finally:
+        connection.close()
+
+
+class VaultStatus(msgspec.Struct, frozen=True):
+    weights: str  # EMPTY, RW, COMMITTED, RO on the device; WARM, DEMOTING, PROMOTING; LOST from host memory
+    device_bytes: int = 0
+    host_bytes: int = 0
+
+
+async def vault_status(path: str, timeout_s: float = CONNECT_S) -> VaultStatus:
+    """Return where the weights of the vault at this socket are."""
+    status = await call_once(path, protocol.GetStatus, timeout_s, connect_s=timeout_s)
+    return msgspec.json.decode(status.facts, type=VaultStatus)
+
+
+async def demote(path: str, timeout_s: float = MOVE_S) -> protocol.Moved:
+    """Move the weights of the vault at this socket from the device to host memory, and drop a KV pool without owner.
+    Return when the device's memory is free. VaultRefused names the reason (`empty`, `mapped` with the sessions, `busy`,
+    `warm`, `over_budget`, `failed`). After TimeoutError or ConnectionError the move may still continue."""
+    moved: protocol.Moved = await call_once(path, protocol.Demote, timeout_s)
+    return moved
+
+
+async def promote(path: str, timeout_s: float = MOVE_S) -> protocol.Moved:
+    """Move the weights back to the device, as they were committed. Return when they can be read. VaultRefused names the
+    reason (`hot`, `busy`, `over_budget`, `failed`)."""
+    moved: protocol.Moved = await call_once(path, protocol.Promote, timeout_s)
+    return moved

@@ -1,8 +1,11 @@
-"""What a device is to the rest of the room: physical slabs known by fds, and addresses they are mapped at.
+"""The interface of a device: physical slabs identified by fds, and the addresses where they are mapped.
 
-Always true for every device: a slab lives as long as any process holds its fd or a mapping of it, whoever created it;
-an address range stays where it is from `reserve` to `release`, mapped or not; an operation that fails has changed
-nothing; nothing here waits for another process. A device object belongs to one thread at a time.
+Always true for every device:
+- A slab lives as long as any process holds its fd or a mapping of it, no matter which process created it.
+- An address range stays reserved from `reserve` to `release`, mapped or not.
+- A failed operation changes nothing.
+- No operation waits for another process.
+- One thread at a time uses a device object.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import Protocol
 
 
 class DeviceError(Exception):
-    """What a device could not do: the cause and, where there is one, the mend."""
+    """A failed operation of a device: the cause and, if known, the remedy."""
 
     def __init__(self, cause: str, mend: str = "") -> None:
         super().__init__(f"{cause}; {mend}" if mend else cause)
@@ -21,87 +24,74 @@ class DeviceError(Exception):
 
 
 class OutOfMemory(DeviceError):
-    """The memory, or the address space, is not there. Nothing was taken."""
+    """Not enough memory or address space. Nothing was allocated."""
 
 
 class BusyError(DeviceError):
-    """Something still uses what should change: a mapping lives where none may."""
+    """The range or slab is still in use: there is a mapping where none may be."""
 
 
 class WrongFd(DeviceError):
-    """The fd is not a slab of this device, or not one that may be used this way."""
+    """The fd is not a slab of this device, or may not be used this way."""
 
 
 class Unsupported(DeviceError):
-    """This machine, its driver or its mode cannot do what memory that outlives processes needs."""
+    """This machine, its driver or its mode lacks a feature that memory which outlives processes needs."""
 
 
 class Device(Protocol):
-    """One device's memory. Sizes and addresses are bytes, multiples of `granularity` where slabs are meant."""
+    """One device's memory. Sizes and addresses are in bytes; those of slabs are multiples of `granularity`."""
 
     name: str  # "host-0", or a GPU's UUID
     granularity: int
 
     def create(self, size: int) -> int:
-        """A new slab, all of it really there, as an fd (close-on-exec) of the caller's. Its bytes mean nothing yet."""
-        ...
+        """Make a fully allocated slab and return its fd (close-on-exec), which the caller owns. Its bytes are
+        undefined."""
 
     def reserve(self, size: int) -> int:
-        """An address range for slabs; it stays put until `release`."""
-        ...
+        """Reserve an address range for slabs until `release`, and return its address."""
 
     def map(self, address: int, size: int, fd: int, *, writable: bool) -> None:
         """Map a whole slab (`size` is its size) inside a reserved range. The caller may close `fd` afterwards."""
-        ...
 
     def map_many(self, address: int, slabs: Sequence[tuple[int, int]], *, writable: bool) -> None:
         """Map (size, fd) slabs one after the other from `address` on: all of them or none.
 
         Cheaper than `map` for each where changing access costs a driver call (facts 5).
         """
-        ...
 
     def scratch(self, address: int, size: int, own: Sequence[tuple[int, int]] = ()) -> None:
-        """Map memory that nobody keeps over a part of a reserved range, so that whatever runs there may write: in the
-        parts `own` (offset and size, in order) each byte is itself, elsewhere many addresses may be the same few bytes.
-        Costs little more than `own`. `unmap` ends it."""
-        ...
+        """Map scratch memory over a part of a reserved range, so that code may write there; its content is not kept. In
+        the parts `own` (offset and size, in order) each address has its own byte. Elsewhere many addresses may share
+        the same few bytes, so it takes little more memory than `own`. `unmap` removes it."""
 
     def protect(self, address: int, size: int, *, writable: bool) -> None:
-        """Change the access of every slab mapped in the range. Read-only: not in the way of sealing it."""
-        ...
+        """Change the access of every slab mapped in the range. A read-only mapping does not prevent sealing."""
 
     def unmap(self, address: int, size: int) -> None:
-        """Drop every mapping in the range and what it held; the addresses stay reserved. Nothing mapped: nothing done.
+        """Remove every mapping in the range, if any; the addresses stay reserved.
 
-        Device work that uses the range must be over (`synchronize`).
+        Device work that uses the range must have ended (`synchronize`).
         """
-        ...
 
     def release(self, address: int, size: int) -> None:
-        """Give back a range got from `reserve`, whole; BusyError while anything in it is mapped."""
-        ...
+        """Release a whole range returned by `reserve`. Raises BusyError while anything in it is mapped."""
 
     def read(self, address: int, size: int) -> bytes:
-        """Copy mapped bytes out. Any address and size within mapped slabs."""
-        ...
+        """Return mapped bytes, at any address and size within mapped slabs."""
 
     def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
-        """Copy bytes in, and return when they are there. Any address within slabs mapped writable."""
-        ...
+        """Copy bytes to any address within slabs mapped writable. Return when the copy is complete."""
 
     def checksum(self, address: int, size: int) -> str:
-        """blake2b, 128 bits, in hex, over mapped bytes."""
-        ...
+        """Return the 128-bit blake2b of mapped bytes, in hex."""
 
     def synchronize(self) -> None:
         """Return when all device work this process has queued is done."""
-        ...
 
     def free_bytes(self) -> int:
-        """What a slab can still be made of: the device's memory (host: and what this process's cgroups allow)."""
-        ...
+        """Return the memory free for slabs (on the host: within the limits of this process's cgroups)."""
 
     def close(self) -> None:
-        """Unmap and release everything; a second time does nothing."""
-        ...
+        """Unmap and release everything. A second call does nothing."""

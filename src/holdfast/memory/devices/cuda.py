@@ -1,8 +1,8 @@
 """A GPU's memory as a device, through the driver's virtual memory management. Imported only when a GPU is used.
 
-Always true: a slab is one physical allocation, and what keeps it alive is its exported fd or a mapping, never a
-handle of this process (facts 3, 4); the primary context is the one every library in this process shares; the calling
-thread's current context is afterwards what it was before.
+Always true: a slab is one physical allocation, kept alive by its exported fd or a mapping, never by a handle of this
+process (facts 3, 4); all libraries in this process share the primary context; each call restores the calling thread's
+current context.
 """
 
 from __future__ import annotations
@@ -10,18 +10,122 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import importlib
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from holdfast.memory.devices.contract import DeviceError, OutOfMemory, WrongFd
-from holdfast.memory.devices.cuda_driver import Driver, find_gpu, refuse_unfit
+from holdfast.memory.devices.contract import BusyError, DeviceError, OutOfMemory, Unsupported, WrongFd
 from holdfast.memory.devices.fds import FdKind, fd_kind
-from holdfast.memory.devices.ranges import Mapping, Ranges, scratch_pieces
+from holdfast.memory.devices.ranges import Ranges, SlabMapping, scratch_pieces
 
-# Bytes copied at a time between host and GPU: large enough to hide the call, small beside an engine's host memory.
+# The driver's error names -> our errors; every other failure is a plain DeviceError.
+_MEANINGS: dict[str, tuple[type[DeviceError], str]] = {
+    "CUDA_ERROR_OUT_OF_MEMORY": (OutOfMemory, "free memory on the GPU"),
+    "CUDA_ERROR_NOT_SUPPORTED": (Unsupported, ""),
+    "CUDA_ERROR_NO_DEVICE": (Unsupported, "run on a machine with an NVIDIA GPU, or use host-0"),
+    "CUDA_ERROR_DEVICE_UNAVAILABLE": (BusyError, "another process has the GPU for itself: nvidia-smi -c DEFAULT"),
+    "CUDA_ERROR_ILLEGAL_ADDRESS": (DeviceError, "this process's GPU context is lost: restart it"),
+}
+_WITHOUT_MPS = "stop the MPS daemon (echo quit | nvidia-cuda-mps-control), or unset CUDA_MPS_PIPE_DIRECTORY"
+_MPS_CONTROL = Path("/tmp/nvidia-mps/control")
+
+
+class Driver:
+    """NVIDIA's driver API, loaded on first use. `driver("cuMemCreate", …)` calls a function and returns its value, a
+    tuple of values, or None. Every failure raises, with the driver's own error name."""
+
+    def __init__(self) -> None:
+        try:
+            self.api: Any = importlib.import_module("cuda.bindings.driver")
+        except ImportError as error:
+            raise Unsupported("the package cuda-bindings is not installed", "pip install cuda-bindings") from error
+        self("cuInit", 0)
+
+    def __call__(self, function: str, *arguments: object) -> Any:
+        try:
+            result, *values = getattr(self.api, function)(*arguments)
+        except RuntimeError as error:  # raised by the bindings if the library, or a function in it, is missing
+            raise Unsupported(f"NVIDIA's driver cannot be used here: {error}", "install the GPU's driver") from error
+        if int(result) != 0:
+            raise self.failure(function, result)
+        return values[0] if len(values) == 1 else tuple(values) or None
+
+    def failure(self, function: str, result: Any) -> DeviceError:
+        name = getattr(result, "name", str(result))
+        kind, mend = _MEANINGS.get(name, (DeviceError, ""))
+        if name.startswith("CUDA_ERROR_MPS_"):
+            kind, mend = Unsupported, _WITHOUT_MPS
+        return kind(f"{function}: {name}", mend)
+
+    def attribute(self, device: Any, name: str, unknown: int = 0) -> int:
+        """Return a device attribute, or `unknown` if driver or bindings are too old to have it."""
+        attribute = getattr(self.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}", None)
+        if attribute is None:
+            return unknown
+        result, value = self.api.cuDeviceGetAttribute(attribute, device)
+        return int(value) if int(result) == 0 else unknown
+
+
+def find_gpu(driver: Driver, name: str) -> tuple[Any, str]:
+    """Return the GPU with this UUID or `cuda-<n>` name (PCI bus order, like nvidia-smi), and its UUID."""
+    gpus: list[tuple[str, Any, str]] = []
+    for number in range(driver("cuDeviceGetCount")):
+        gpu = driver("cuDeviceGet", number)
+        gpus.append((_bus(driver, gpu), gpu, _uuid_text(bytes(driver("cuDeviceGetUuid", gpu).bytes))))
+    gpus.sort(key=lambda one: one[0])
+    kind, _, rest = name.partition("-")
+    for position, (_, gpu, uuid) in enumerate(gpus):
+        if kind == "cuda" and rest == str(position):
+            return gpu, f"GPU-{uuid}"
+        if kind != "cuda" and rest.lower() == uuid:
+            return gpu, name
+    found = ", ".join(f"GPU-{uuid}" for _, _, uuid in gpus) or "none"
+    raise Unsupported(f"no GPU {name!r} is visible to this process", f"visible are: {found}")
+
+
+def pci_and_uuid(driver: Driver, name: str) -> tuple[str, str]:
+    """Return a GPU's PCI bus id, which the kernel's log uses, and its UUID."""
+    gpu, uuid = find_gpu(driver, name)
+    return _bus(driver, gpu), uuid
+
+
+def _bus(driver: Driver, gpu: Any) -> str:
+    return bytes(driver("cuDeviceGetPCIBusId", 32, gpu)).split(b"\0")[0].decode()
+
+
+def refuse_unfit(driver: Driver, gpu: Any, name: str) -> None:
+    """Raise, naming the reason, if the GPU's mode or driver cannot support memory that outlives processes."""
+    mode = driver.attribute(gpu, "COMPUTE_MODE")
+    modes = driver.api.CUcomputemode
+    if mode == int(modes.CU_COMPUTEMODE_EXCLUSIVE_PROCESS):
+        raise Unsupported(
+            f"{name} is in exclusive-process mode, where a standby cannot have a context beside the active engine",
+            "nvidia-smi -c DEFAULT",
+        )
+    if mode == int(modes.CU_COMPUTEMODE_PROHIBITED):
+        raise Unsupported(f"{name} is in prohibited mode", "nvidia-smi -c DEFAULT")
+    through_mps = driver.attribute(gpu, "MPS_ENABLED", unknown=-1)
+    # If the driver does not report it, look for the daemon's pipe at its default path.
+    if through_mps > 0 or (through_mps < 0 and _MPS_CONTROL.exists()):
+        raise Unsupported(
+            f"{name} is shared through MPS, where one engine's fault takes its neighbours with it",
+            _WITHOUT_MPS,
+        )
+    for attribute in ("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"):
+        if not driver.attribute(gpu, attribute):
+            raise Unsupported(f"{name} lacks {attribute}", "use a GPU and driver with virtual memory management")
+
+
+def _uuid_text(raw: bytes) -> str:
+    digits = raw.hex()
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+# Bytes per copy between host and GPU: large enough to hide the call's cost, small against an engine's host memory.
 _PIECE_BYTES = 64 * 1024 * 1024
-# What scratch is made of: mapping costs by the piece (facts 5), and a standby has it for as long as there is no pool.
+# Size of a scratch slab: mapping costs per piece (facts 5), and a standby keeps scratch as long as there is no pool.
 _SCRATCH_BYTES = 128 * 1024 * 1024
 
 
@@ -57,7 +161,7 @@ class CudaDevice:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[Driver]:
-        """The driver, with this GPU's primary context current in the calling thread."""
+        """Return the driver, with this GPU's primary context current in the calling thread."""
         if self._context is None:
             raise DeviceError(f"{self.name} is closed")
         self._driver("cuCtxPushCurrent", self._context)
@@ -78,7 +182,7 @@ class CudaDevice:
             try:
                 fd = int(driver("cuMemExportToShareableHandle", handle, self._fd_handle, 0))
             finally:
-                driver("cuMemRelease", handle)  # the fd alone keeps the slab from here on
+                driver("cuMemRelease", handle)  # from here on only the fd keeps the slab alive
         os.set_inheritable(fd, False)
         return fd
 
@@ -102,9 +206,9 @@ class CudaDevice:
             try:
                 for size, fd in slabs:
                     self._map_one(driver, at, size, fd)
-                    self._ranges.add(Mapping(at, size, writable))
+                    self._ranges.add(SlabMapping(at, size, writable))
                     at += size
-                # One call for all: changing access is what costs (facts 5).
+                # One call for all: changing access is the expensive part (facts 5).
                 self._set_access(driver, address, total, writable)
             except BaseException:
                 self._drop(driver, self._ranges.within(address, total))
@@ -124,12 +228,12 @@ class CudaDevice:
         try:
             driver("cuMemMap", address, size, 0, handle, 0)
         finally:
-            driver("cuMemRelease", handle)  # the mapping keeps the slab
+            driver("cuMemRelease", handle)  # the mapping keeps the slab alive
 
     def scratch(self, address: int, size: int, own: Sequence[tuple[int, int]] = ()) -> None:
-        """A few slabs again and again, but where bytes must be themselves."""
+        """Map a few slabs repeatedly, and separate slabs for the parts in `own`."""
         self._ranges.check_scratch(address, size, own)
-        again: dict[int, Any] = {}  # by their sizes
+        again: dict[int, Any] = {}  # slabs mapped repeatedly, by size
         with self.current() as driver:
             try:
                 for at, length, alone in scratch_pieces(size, _SCRATCH_BYTES, own):
@@ -142,8 +246,8 @@ class CudaDevice:
                         driver("cuMemMap", address + at, length, 0, handle, 0)
                     finally:
                         if alone:
-                            driver("cuMemRelease", handle)  # the mapping keeps it
-                    self._ranges.add(Mapping(address + at, length, writable=True))
+                            driver("cuMemRelease", handle)  # the mapping keeps it alive
+                    self._ranges.add(SlabMapping(address + at, length, writable=True))
                 self._set_access(driver, address, size, writable=True)
             except BaseException:
                 self._drop(driver, self._ranges.within(address, size))
@@ -176,7 +280,7 @@ class CudaDevice:
         with self.current() as driver:
             self._drop(driver, found)
 
-    def _drop(self, driver: Driver, found: list[Mapping]) -> None:
+    def _drop(self, driver: Driver, found: list[SlabMapping]) -> None:
         for one in found:
             driver("cuMemUnmap", one.address, one.size)
             self._ranges.remove(one)
@@ -211,7 +315,7 @@ class CudaDevice:
             memoryview(buffer).cast("B")[: piece.nbytes] = piece
             with self.current() as driver:
                 driver("cuMemcpyHtoD", address + start, ctypes.addressof(buffer), piece.nbytes)
-                # The call may return when the bytes are staged, not when they are there.
+                # The call may return when the bytes are staged, before they are on the GPU.
                 driver("cuCtxSynchronize")
 
     def checksum(self, address: int, size: int) -> str:
@@ -239,8 +343,8 @@ class CudaDevice:
         self._context = None
 
 
-def _runs(mappings: list[Mapping]) -> list[tuple[int, int]]:
-    """Neighbouring mappings as (address, size) of the ranges they fill."""
+def _runs(mappings: list[SlabMapping]) -> list[tuple[int, int]]:
+    """Return (address, size) of the ranges that adjacent mappings fill."""
     runs: list[tuple[int, int]] = []
     for one in mappings:
         if runs and sum(runs[-1]) == one.address:

@@ -1,7 +1,7 @@
-"""What an fd is, judged by the kernel's word alone: for a vault, which keeps slabs' fds and maps none.
+"""Checks what an fd is, using only the kernel's information: for a vault, which keeps slabs' fds and maps none.
 
-Always true: nothing here maps memory, loads cuda or trusts what a client said of an fd. A host slab is a memfd whose
-size is sealed (no reader can be made to fault by truncation) and which has no holes (no reader's touch allocates).
+Always true: nothing here maps memory, loads cuda or trusts a client's description of an fd. A host slab is a memfd with
+a sealed size (truncation cannot make a reader fault) and without holes (a reader's access allocates nothing).
 """
 
 from __future__ import annotations
@@ -18,23 +18,21 @@ from holdfast.spec.names import is_host
 SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 ALL_SEALS = SIZE_SEALS | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 # The character device major that Linux assigns to NVIDIA's driver (devices.txt); an exported allocation is an open
-# /dev/nvidiactl. Judged by number, since a path means nothing across mount namespaces.
+# /dev/nvidiactl. Compared by number, because paths differ between mount namespaces.
 _NVIDIA_MAJOR = 195
-_BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system
+_BLOCK_BYTES = 512  # the unit of st_blocks on every file system
 
 
 class FdKind(StrEnum):
-    """What kinds of fd cross this room's sockets."""
-
     MEMFD = "memfd"
-    CUDA = "cuda"  # an fd of NVIDIA's driver: only an import tells whether there is an allocation behind it
+    CUDA = "cuda"  # an fd of NVIDIA's driver; only an import shows whether it is an allocation
     PIDFD = "pidfd"
     SOCKET = "socket"
     OTHER = "other"
 
 
 def fd_kind(fd: int) -> FdKind:
-    """The kind of an open fd; OTHER for anything else, a closed fd included."""
+    """Return the kind of an fd; OTHER for unknown kinds and closed fds."""
     try:
         status = os.fstat(fd)
         link = os.readlink(f"/proc/self/fd/{fd}")
@@ -44,7 +42,7 @@ def fd_kind(fd: int) -> FdKind:
         return FdKind.SOCKET
     if stat.S_ISCHR(status.st_mode):
         return FdKind.CUDA if os.major(status.st_rdev) == _NVIDIA_MAJOR else FdKind.OTHER
-    # Linux 6.9 gave pidfds a file system of their own; before, they are anonymous inodes.
+    # Since Linux 6.9 pidfds have their own file system; before, they are anonymous inodes.
     if link == "anon_inode:[pidfd]" or link.startswith("pidfd:["):
         return FdKind.PIDFD
     if stat.S_ISREG(status.st_mode) and link.startswith("/memfd:") and _seals(fd) is not None:
@@ -53,7 +51,8 @@ def fd_kind(fd: int) -> FdKind:
 
 
 def check_slab_fd(device: str, fd: int) -> int:
-    """The slab's size, or 0 for a GPU's, whose fds do not tell; WrongFd if it cannot be a slab of `device`."""
+    """Return the slab's size, or 0 for a GPU's (its fds do not show it). Raise WrongFd if the fd cannot be a slab of
+    `device`."""
     if is_host(device):
         return check_memfd(fd)
     kind = fd_kind(fd)
@@ -63,7 +62,8 @@ def check_slab_fd(device: str, fd: int) -> int:
 
 
 def check_memfd(fd: int) -> int:
-    """The size of a memfd that readers can trust: size sealed, no holes, sealed against writing or sealable."""
+    """Return the size of a memfd. Raise WrongFd unless its size is sealed, it has no holes, and its content is sealed
+    or can be."""
     kind = fd_kind(fd)
     seals = _seals(fd)
     if kind is not FdKind.MEMFD or seals is None:
@@ -84,13 +84,12 @@ def check_memfd(fd: int) -> int:
 
 
 def is_sealed(fd: int) -> bool:
-    """Whether nobody can write to this memfd any more."""
     seals = _seals(fd)
     return seals is not None and bool(seals & fcntl.F_SEAL_WRITE)
 
 
 def seal_memfd(fd: int) -> None:
-    """Seal size and content for good; BusyError while any process has a writable mapping of it."""
+    """Seal size and content permanently. Raises BusyError while any process has a writable mapping of it."""
     if is_sealed(fd):
         return
     try:
@@ -107,4 +106,4 @@ def _seals(fd: int) -> int | None:
     try:
         return fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:
-        return None  # not a file of the kind that has seals
+        return None  # not a kind of file that has seals

@@ -1,8 +1,11 @@
 """Host memory as a device: a slab is a memfd, an address range is a reservation that memfds are mapped over.
 
-Always true: a slab's pages exist before anyone maps it (a later touch cannot fault for want of memory) and its size is
-sealed; a sealed slab is mapped read-only and cannot be written through any path (facts 4d); a read-only mapping is made
-from a read-only fd, so that it is never in the way of sealing; a forked child has none of these mappings.
+Always true:
+- A slab's pages are allocated before it is mapped, so a later access cannot fault because memory is short. Its size is
+  sealed.
+- A sealed slab is mapped read-only and cannot be written by any means (facts 4d).
+- A read-only mapping is made from a read-only fd, so that it never prevents sealing.
+- A forked child has none of these mappings.
 """
 
 from __future__ import annotations
@@ -21,13 +24,13 @@ from holdfast.memory.devices import pages
 from holdfast.memory.devices.contract import DeviceError, OutOfMemory, Unsupported, WrongFd
 from holdfast.memory.devices.fds import SIZE_SEALS, check_memfd, is_sealed
 from holdfast.memory.devices.host_room import HUGE_PAGE_BYTES, free_host_bytes, free_huge_bytes, shared_huge_mode
-from holdfast.memory.devices.ranges import Mapping, Ranges
+from holdfast.memory.devices.ranges import Ranges, SlabMapping
 
-# Also the GPU's granularity: a layout made for one device fits the other, and every slab may have huge pages.
+# The same as a GPU's granularity: a layout made for one device fits the other, and every slab can use huge pages.
 _GRANULARITY = HUGE_PAGE_BYTES
 _MFD_NOEXEC_SEAL = 0x8  # Linux 6.3
 _MFD_HUGETLB_2MB = 0x4 | 21 << 26
-# Memory is taken piece by piece, looking again before each: another process may have taken it since.
+# Memory is allocated in pieces, with a new check before each: another process may have taken it since.
 _PIECE_BYTES = 64 * 1024 * 1024
 
 HugePages = Literal["auto", "hugetlb", "transparent", "never"]
@@ -35,17 +38,15 @@ HugePages = Literal["auto", "hugetlb", "transparent", "never"]
 
 @dataclass(frozen=True, slots=True)
 class HostSettings:
-    """How host slabs are made."""
-
-    # auto: from the machine's pool of 2 MiB pages if it has enough, else transparent ones where shared memory may have
-    # them, else ordinary pages. Huge pages make an engine's death known 20-100 times sooner (facts 4c).
+    # auto: pages from the machine's pool of 2 MiB pages if it has enough, else transparent huge pages if shared memory
+    # may use them, else ordinary pages. With huge pages an engine's death is detected 20-100 times sooner (facts 4c).
     huge_pages: HugePages = "auto"
-    # Never taken for slabs: page tables and everyone else need some, and the kernel kills where it could refuse.
+    # Not used for slabs: page tables and other processes need memory, and the kernel would kill rather than refuse.
     spare_bytes: int = 64 * 1024 * 1024
 
 
 def view(address: int, size: int, *, writable: bool = False) -> memoryview:
-    """Mapped host bytes as a memoryview, without a copy. It must not be used after they are unmapped."""
+    """Return mapped host bytes as a memoryview, without a copy. It must not be used after they are unmapped."""
     whole = memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
     return whole if writable else whole.toreadonly()
 
@@ -77,7 +78,7 @@ class HostDevice:
             try:
                 return self._new_memfd(size, _MFD_HUGETLB_2MB)
             except OutOfMemory:
-                if wanted == "hugetlb":  # else ordinary pages do
+                if wanted == "hugetlb":  # otherwise use ordinary pages
                     raise
         if wanted == "hugetlb":
             raise OutOfMemory(
@@ -93,7 +94,7 @@ class HostDevice:
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise _translated(error) from error
-            fd = os.memfd_create("holdfast", flags)  # a kernel that does not know the flag
+            fd = os.memfd_create("holdfast", flags)  # the kernel does not know the flag
         try:
             if flags & _MFD_HUGETLB_2MB:
                 os.posix_fallocate(fd, 0, size)
@@ -109,12 +110,12 @@ class HostDevice:
         return fd
 
     def _fill(self, fd: int, size: int) -> None:
-        """Take ordinary pages for all of the slab, never more than there are: the kernel would kill, not refuse."""
+        """Allocate ordinary pages for the whole slab. Checks free memory first: the kernel would kill, not refuse."""
         if self._transparent == "advise":
             os.ftruncate(fd, size)
         for start in range(0, size, _PIECE_BYTES):
             piece = min(_PIECE_BYTES, size - start)
-            # Before the first piece all of it must fit, so that what cannot succeed takes nothing.
+            # The whole slab must fit before the first piece, so that a request that cannot succeed allocates nothing.
             needed, room = size - start, free_host_bytes() - self.settings.spare_bytes
             if needed > room:
                 raise OutOfMemory(
@@ -127,7 +128,7 @@ class HostDevice:
                 os.posix_fallocate(fd, start, piece)
 
     def _fill_advised(self, fd: int, start: int, size: int) -> None:
-        """Where huge pages are given on advice only, advice belongs to a mapping: fill through one."""
+        """Fill through an advised mapping, where the kernel gives huge pages only on advice."""
         address = pages.reserve(size, HUGE_PAGE_BYTES)
         try:
             pages.map_fd(address, size, fd, writable=True, offset=start)
@@ -172,7 +173,7 @@ class HostDevice:
             raise WrongFd("the slab is sealed against writing", "map it read-only")
         own = -1
         try:
-            # Kept for a change of access; a sealed slab's never changes.
+            # Kept for later changes of access; a sealed slab's access never changes.
             own = -1 if sealed else fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
             self._overlay(address, size, fd, writable)
         except OSError as error:
@@ -180,10 +181,10 @@ class HostDevice:
                 os.close(own)
             pages.clear(address, size)
             raise _translated(error) from error
-        self._ranges.add(Mapping(address, size, writable, own))
+        self._ranges.add(SlabMapping(address, size, writable, own))
 
     def scratch(self, address: int, size: int, own: Sequence[tuple[int, int]] = ()) -> None:
-        """Pages come as they are touched, each its own."""
+        """Map an empty memfd, whose pages the kernel allocates on first access."""
         self._ranges.check_scratch(address, size, own)
         try:
             fd = os.memfd_create("holdfast-scratch", os.MFD_CLOEXEC)
@@ -195,10 +196,10 @@ class HostDevice:
         except OSError as error:
             pages.clear(address, size)
             raise _translated(error) from error
-        self._ranges.add(Mapping(address, size, writable=True))
+        self._ranges.add(SlabMapping(address, size, writable=True))
 
     def _overlay(self, address: int, size: int, fd: int, writable: bool) -> None:
-        """Map over whatever is there, without an instant in which nothing is."""
+        """Replace the existing mapping atomically: the range is never unmapped in between."""
         if writable:
             pages.map_fd(address, size, fd, writable=True)
         else:
@@ -208,7 +209,7 @@ class HostDevice:
                 pages.map_fd(address, size, reader, writable=False)
             finally:
                 os.close(reader)
-        pages.advise(address, size, pages.MADV_DONTFORK)  # a child that never registered must not hold pages
+        pages.advise(address, size, pages.MADV_DONTFORK)  # a forked child is not registered, so it must not hold pages
         if self._transparent == "advise":
             _advise_huge(address, size)
 
@@ -257,7 +258,7 @@ class HostDevice:
         return hashlib.blake2b(view(address, size), digest_size=16).hexdigest()
 
     def synchronize(self) -> None:
-        """Host stores are done when they return."""
+        """Do nothing: host stores are complete when they return."""
 
     def free_bytes(self) -> int:
         ordinary = max(0, free_host_bytes() - self.settings.spare_bytes)
@@ -272,13 +273,13 @@ class HostDevice:
 
 
 def _advise_huge(address: int, size: int) -> None:
-    with contextlib.suppress(OSError):  # advice: pages from the pool are huge already and may refuse it
+    with contextlib.suppress(OSError):  # only advice: pages from the huge page pool may refuse it
         pages.advise(address, size, pages.MADV_HUGEPAGE)
 
 
 def _translated(error: OSError) -> DeviceError:
     if error.errno in (errno.ENOMEM, errno.ENOSPC, errno.EFAULT):
-        # Memory, or the number of mappings a process may have; EFAULT is MADV_POPULATE_WRITE's word for the first.
+        # Out of memory (MADV_POPULATE_WRITE reports that as EFAULT), or of mappings for this process.
         return OutOfMemory(f"the kernel refused memory ({error.strerror})", "use larger slabs or free memory")
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return DeviceError("no more files may be opened", "use larger slabs, or raise the limit (ulimit -n)")

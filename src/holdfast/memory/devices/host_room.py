@@ -1,7 +1,7 @@
-"""How much host memory there really is: the machine's, and what every cgroup above a process still allows.
+"""How much host memory is available: the machine's, within the limits of all cgroups above a process.
 
-Always true: reads only; a number the kernel does not tell bounds nothing; page cache that can be given up counts as
-free, as it does in MemAvailable.
+Always true: this only reads; a value that the kernel does not report sets no limit; reclaimable page cache counts as
+free, as in MemAvailable.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from pathlib import Path
 
 HUGE_PAGE_BYTES = 2 * 1024 * 1024
 _POOL = "sys/kernel/mm/hugepages/hugepages-2048kB"
-# A v1 group without a limit shows the largest multiple of a page; no machine has an exbibyte.
+# A v1 group without a limit reports the largest multiple of a page; no machine has an exbibyte.
 _UNLIMITED_BYTES = 1 << 60
 
 
 def free_host_bytes(pid: int | None = None, root: Path = Path("/")) -> int:
-    """What a process (default: this one) can still allocate in ordinary pages, without swap."""
+    """Return the bytes that a process (default: this one) can still allocate in ordinary pages, without swap."""
     rooms = [_field_kib(root / "proc/meminfo", "MemAvailable:") * 1024 + _idle_on_cpus_bytes(root)]
     process = "self" if pid is None else str(pid)
     for folder, files in _groups(process, root):
@@ -27,7 +27,7 @@ def free_host_bytes(pid: int | None = None, root: Path = Path("/")) -> int:
 
 
 def host_bytes(root: Path = Path("/")) -> int:
-    """All that this process and its children could ever have: the machine's memory, or a cgroup's smaller limit."""
+    """Return the most memory this process and its children can have: the machine's, or a smaller cgroup limit."""
     limits = [_field_kib(root / "proc/meminfo", "MemTotal:") * 1024]
     for folder, files in _groups("self", root):
         limit = _number(folder / files[0])
@@ -37,25 +37,25 @@ def host_bytes(root: Path = Path("/")) -> int:
 
 
 def free_huge_bytes(root: Path = Path("/")) -> int:
-    """What the machine's pool of 2 MiB pages has left that nobody was promised."""
+    """Return the bytes in the machine's pool of 2 MiB pages that are free and not reserved."""
     free = _number(root / _POOL / "free_hugepages") or 0
     promised = _number(root / _POOL / "resv_hugepages") or 0
     return max(0, free - promised) * HUGE_PAGE_BYTES
 
 
 def shared_huge_mode(root: Path = Path("/")) -> str:
-    """When shared memory gets transparent huge pages here: the chosen word of shmem_enabled, or "never"."""
+    """Return when shared memory gets transparent huge pages: the selected value of shmem_enabled, or "never"."""
     words = _text(root / "sys/kernel/mm/transparent_hugepage/shmem_enabled").split()
     return next((word.strip("[]") for word in words if word.startswith("[")), "never")
 
 
-# limit, usage and the two counts of page cache, as the two versions name them
+# Limit, usage and the two page cache counters, as named in the two cgroup versions.
 _V2 = ("memory.max", "memory.current", "inactive_file", "active_file")
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file")
 
 
 def _groups(process: str, root: Path) -> list[tuple[Path, tuple[str, str, str, str]]]:
-    """The memory cgroups of a process and all above it, as far up as they can be seen from here."""
+    """Return the memory cgroups of a process and all visible groups above it."""
     mounts = _mounts(root)
     found = []
     for line in _text(root / "proc" / process / "cgroup").splitlines():
@@ -70,7 +70,7 @@ def _groups(process: str, root: Path) -> list[tuple[Path, tuple[str, str, str, s
         if version not in mounts:
             continue
         seen_from, mount = mounts[version]
-        # In a container without a cgroup namespace the path is the machine's, and the mount shows a part of it.
+        # In a container without a cgroup namespace, the path is the machine's, and the mount shows only a part of it.
         inside = path.removeprefix(seen_from) if seen_from != "/" and path.startswith(seen_from) else path
         parts = [part for part in inside.split("/") if part not in ("", "..")]
         found += [(mount.joinpath(*parts[:depth]), files) for depth in range(len(parts), -1, -1)]
@@ -78,7 +78,7 @@ def _groups(process: str, root: Path) -> list[tuple[Path, tuple[str, str, str, s
 
 
 def _mounts(root: Path) -> dict[str, tuple[str, Path]]:
-    """Where the memory hierarchies are mounted: version -> (the part of it that is shown, the mount point)."""
+    """Return where the memory hierarchies are mounted: version -> (visible part, mount point)."""
     mounts: dict[str, tuple[str, Path]] = {}
     for line in _text(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
@@ -100,7 +100,7 @@ def _group_room(folder: Path, files: tuple[str, str, str, str]) -> int | None:
 
 
 def _idle_on_cpus_bytes(root: Path) -> int:
-    """Free pages that each CPU keeps at hand. MemAvailable leaves them out: hundreds of MB since Linux 6.7."""
+    """Return the free bytes in per-CPU page lists. MemAvailable omits them: hundreds of MB since Linux 6.7."""
     lines = (line.split() for line in _text(root / "proc/zoneinfo").splitlines())
     return sum(int(line[1]) for line in lines if len(line) == 2 and line[0] == "count:") * os.sysconf("SC_PAGE_SIZE")
 
@@ -118,4 +118,4 @@ def _text(path: Path) -> str:
     try:
         return path.read_text()
     except OSError:
-        return ""  # not mounted, hidden, or gone meanwhile
+        return ""  # not mounted, hidden, or removed in the meantime

@@ -1,6 +1,6 @@
-"""The kernel's calls on address ranges that Python's mmap cannot make: at a fixed address, with no object to own it.
+"""Memory mapping calls that Python's mmap does not offer: at a fixed address, without an object that owns the mapping.
 
-Always true: every failure is an OSError with the call's name; nothing here remembers anything.
+Always true: every failure is an OSError with the call's name; this module has no state.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MAP_FIXED = 0x10  # these two are the same on x86-64 and aarch64
 MAP_NORESERVE = 0x4000
 MADV_HUGEPAGE = 14
 MADV_DONTFORK = 10
-MADV_POPULATE_WRITE = 23  # Linux 5.14: faults pages in, and fails where a touch would raise SIGBUS
+MADV_POPULATE_WRITE = 23  # Linux 5.14: allocates pages, and fails where an access would raise SIGBUS
 
 _FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -25,7 +25,7 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def reserve(size: int, alignment: int) -> int:
-    """An aligned range that nothing may touch and that costs no memory."""
+    """Reserve an aligned, inaccessible range, which takes no memory; return its address."""
     start = _mmap(None, size + alignment, PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE, -1)
     address = -(-start // alignment) * alignment
     if address > start:
@@ -36,25 +36,25 @@ def reserve(size: int, alignment: int) -> int:
 
 
 def clear(address: int, size: int) -> None:
-    """Make a range untouchable again, in one step: at no instant can another mapping take its place."""
+    """Make a range inaccessible again, atomically: no other mapping can take it in between."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED
     _mmap(address, size, PROT_NONE, flags, -1)
 
 
 def map_fd(address: int, size: int, fd: int, *, writable: bool, offset: int = 0) -> None:
-    """Map a file over a reserved range, replacing in one step what was there."""
+    """Map a file over a reserved range, atomically replacing the old mapping."""
     access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     _mmap(address, size, access, mmap.MAP_SHARED | MAP_FIXED, fd, offset=offset)
 
 
 def map_private(address: int, size: int, fd: int, offset: int) -> None:
-    """Map a file over a reserved range so that what is written there is this process's own; a sealed file too."""
+    """Map a file, which may be sealed, over a reserved range. Writes stay private to this process."""
     access = mmap.PROT_READ | mmap.PROT_WRITE
     _mmap(address, size, access, mmap.MAP_PRIVATE | MAP_FIXED, fd, offset=offset)
 
 
 def map_own(address: int, size: int) -> None:
-    """Memory of this process's own over a reserved range; none is there before it is touched."""
+    """Map private memory over a reserved range; the kernel allocates it on first access."""
     access = mmap.PROT_READ | mmap.PROT_WRITE
     _mmap(address, size, access, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED, -1)
 

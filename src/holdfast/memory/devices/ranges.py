@@ -1,7 +1,7 @@
-"""The book of a device's addresses: which ranges are reserved and which slabs are mapped in them. Pure.
+"""Records which address ranges of a device are reserved, and which slabs are mapped in them. Pure.
 
-Always true: mappings lie inside one reservation each, never overlap, and are changed whole; a question about bytes that
-are not mapped is an error here, instead of a fault in the kernel.
+Always true: each mapping lies inside one reservation; mappings never overlap and are changed only as a whole; access to
+unmapped bytes raises an error here instead of a fault in the kernel.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from holdfast.memory.devices.contract import BusyError, DeviceError
 
 
 @dataclass(slots=True)
-class Mapping:
-    """One slab mapped at one address."""
-
+class SlabMapping:
     address: int
     size: int
     writable: bool
@@ -28,13 +26,11 @@ class Mapping:
 
 
 class Ranges:
-    """Reservations and mappings, by address."""
-
     def __init__(self, granularity: int) -> None:
         self.granularity = granularity
         self.reserved: dict[int, int] = {}  # address -> size
         self._reserved_at: list[int] = []  # sorted, for the search
-        self._mapped: dict[int, Mapping] = {}
+        self._mapped: dict[int, SlabMapping] = {}
         self._mapped_at: list[int] = []
 
     def check_size(self, size: int) -> None:
@@ -60,7 +56,6 @@ class Ranges:
     # -- mappings
 
     def check_free(self, address: int, size: int) -> None:
-        """Whether slabs of this size together can be mapped here."""
         self.check_size(size)
         position = bisect_right(self._reserved_at, address) - 1
         start = self._reserved_at[position] if position >= 0 else 0
@@ -70,7 +65,7 @@ class Ranges:
             raise BusyError(f"something is mapped in {address:#x}+{size} already", "unmap it first")
 
     def check_scratch(self, address: int, size: int, own: Sequence[tuple[int, int]]) -> None:
-        """Whether scratch can be mapped here, with these parts of its own."""
+        """Raise DeviceError if scratch with these `own` parts cannot be mapped here."""
         self.check_free(address, size)
         reached = 0
         for start, length in own:
@@ -79,19 +74,19 @@ class Ranges:
                 raise DeviceError(f"{start}+{length} in scratch of {size}", "parts are in order, apart and inside")
             reached = start + length
 
-    def add(self, mapping: Mapping) -> None:
+    def add(self, mapping: SlabMapping) -> None:
         self._mapped[mapping.address] = mapping
         insort(self._mapped_at, mapping.address)
 
-    def remove(self, mapping: Mapping) -> None:
+    def remove(self, mapping: SlabMapping) -> None:
         del self._mapped[mapping.address]
         del self._mapped_at[bisect_left(self._mapped_at, mapping.address)]
 
-    def mappings(self) -> list[Mapping]:
+    def mappings(self) -> list[SlabMapping]:
         return [self._mapped[address] for address in self._mapped_at]
 
-    def within(self, address: int, size: int) -> list[Mapping]:
-        """Every mapping in the range; one that reaches over its edge is an error."""
+    def within(self, address: int, size: int) -> list[SlabMapping]:
+        """Return every mapping in the range. Raises DeviceError if one extends beyond it."""
         found = self._touching(address, size)
         for mapping in found:
             if mapping.address < address or mapping.end > address + size:
@@ -99,7 +94,6 @@ class Ranges:
         return found
 
     def check_covered(self, address: int, size: int, *, writable: bool = False) -> None:
-        """Whether every byte of the range is mapped (and may be written)."""
         reached = address
         for mapping in self._touching(address, size):
             if mapping.address > reached:
@@ -110,7 +104,7 @@ class Ranges:
         if size <= 0 or reached < address + size:
             raise DeviceError(f"not all of {address:#x}+{size} is mapped")
 
-    def _touching(self, address: int, size: int) -> list[Mapping]:
+    def _touching(self, address: int, size: int) -> list[SlabMapping]:
         first = max(0, bisect_right(self._mapped_at, address) - 1)
         last = bisect_left(self._mapped_at, address + size)
         found = [self._mapped[at] for at in self._mapped_at[first:last]]
@@ -118,9 +112,10 @@ class Ranges:
 
 
 def scratch_pieces(size: int, piece: int, own: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, bool]]:
-    """Offset and size of what a range of scratch is mapped from, in order; True for those whose bytes are their own.
-    `own` are in order and apart; the others are `piece` long, or its half, or half of that …: a GPU maps a slab only as
-    a whole, and so there are few to be had."""
+    """Yield offset and size of the slabs that scratch is mapped from, in order, with True for those in `own`.
+
+    `own` parts are in order and do not overlap. The other slabs have size `piece`, or half of it, or a quarter, and so
+    on: a GPU maps a slab only as a whole, so this needs few different slabs."""
     at = 0
     for start, length in [*own, (size, 0)]:
         while at < start:

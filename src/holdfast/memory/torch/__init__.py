@@ -1,1 +1,1 @@
-"""torch over the vault's memory: tensors at addresses, modules' parameters kept and bound."""
+"""torch on the vault's memory: tensors at addresses, module parameters stored in the vault and bound to it."""

@@ -1,14 +1,19 @@
-"""A torch module's parameters and buffers in the vault: written once, bound elsewhere without a copy.
+"""A torch module's parameters and buffers in the vault: written once, bound in other processes without a copy.
 
-`publish` moves a loaded module in; `stage` gives a module built on the meta device writable vault memory to load into,
-before `MemoryClient.commit`; `materialise` binds what was imported. Always true: what is committed is read-only, for
-the writer too: a write to it is no error but a fault (SIGSEGV on the host, a lost context on a GPU), so it needs no
-grad any more; tensors that share memory at the writer share it at the reader, and those in the same place are the same
-object; strides are kept; a call that fails has changed nothing in the module.
+- `publish` moves a loaded module into the vault.
+- `stage` gives a module built on the meta device writable vault memory to load into, before `MemoryClient.commit`.
+- `materialise` binds a module to the mapped weights.
 
-The tensors are as good as the client's mapping: valid again, at the same addresses, after `unmap` and `remap`; not to
-be touched in between, nor after `release` or `close`, nor in a forked child. Private (never in the vault) are buffers
-that are not persistent and the names given as such. Tensors kept as plain attributes of a module are not seen.
+Always true:
+- Committed weights are read-only, for the writer too. A write is not a Python error but a fault (SIGSEGV on the host, a
+  lost context on a GPU), so `requires_grad` is off.
+- Tensors that share memory at the writer share it at the reader; those at the same address are the same object.
+- Strides are kept.
+- A call that fails has changed nothing in the module.
+
+The tensors are valid while the client's mapping is. After `unmap` and `remap` they are valid again at the same
+addresses. Do not use them in between, after `release` or `close`, or in a forked child. Non-persistent buffers and the
+names given as `private` are private: never in the vault. Tensors that are plain attributes of a module are ignored.
 """
 
 from __future__ import annotations
@@ -18,18 +23,27 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from holdfast.memory.client.mapped import Mapped
-from holdfast.memory.client.weights import MemoryClient
+from holdfast.memory.client.weights import MappedWeights, MemoryClient
 from holdfast.memory.layout import TensorPlace
-from holdfast.memory.torch.modules import ModuleMismatch, Slot, misfits, refuse, slots_of, specs_of, specs_of_slots
-from holdfast.memory.torch.overlaps import Group, Span, overlapping
+from holdfast.memory.torch.modules import (
+    ModuleMismatch,
+    OverlapGroup,
+    Slot,
+    Span,
+    misfits,
+    overlapping,
+    refuse,
+    slots_of,
+    specs_of,
+    specs_of_slots,
+)
 from holdfast.memory.torch.tensors import bytes_of, copy_bytes, dtype_of, storage_at, tensor_in, torch_device
 
 __all__ = ["ModuleMismatch", "bind", "materialise", "publish", "specs_of", "stage", "tensors_of"]
 
-# Makes a private tensor of a name, like the one (on the meta device) given.
+# Makes the private tensor of a name, like the given tensor on the meta device.
 Fresh = Callable[[str, torch.Tensor], torch.Tensor]
-# Told bytes copied and bytes in all.
+# Called with the bytes copied and the total bytes.
 OnProgress = Callable[[int, int], None]
 
 
@@ -41,9 +55,9 @@ async def publish(
     private: frozenset[str] = frozenset(),
     on_progress: OnProgress = lambda done, total: None,
 ) -> str:
-    """Copy a loaded module into the vault (held `rw`), commit, bind the module to the copy; its own memory is freed.
+    """Copy a loaded module into the vault (held `rw`), commit, bind the module to the copy, and free its old memory.
 
-    Returns the layout's hash. Until it returns, the weights are there twice: on a GPU that cannot hold that, `stage`.
+    Returns the layout's hash. Until then the weights take memory twice; if a GPU cannot hold that, use `stage`.
     """
     slots = slots_of(module, private)
     refuse([f"{slot.name} is on the meta device and has no values" for slot in slots if slot.tensor.is_meta])
@@ -64,7 +78,7 @@ async def stage(
     private: frozenset[str] = frozenset(),
     fresh: Fresh | None = None,
 ) -> None:
-    """Bind a module to vault memory (held `rw`) that is writable and has no values yet: load into it, then `commit`."""
+    """Bind a module to writable, uninitialised vault memory (held `rw`): load into it, then `commit`."""
     slots = slots_of(module, private)
     specs = specs_of_slots(slots)
     made = _fresh_private(client, slots, fresh)
@@ -77,7 +91,7 @@ def materialise(
 ) -> None:
     """Bind a module, on the meta device or real, to the weights mapped here. Raises ModuleMismatch naming all misfits.
 
-    Private tensors keep their values; those on the meta device have none, and are what `fresh` makes of their names.
+    Private tensors keep their values; `fresh` makes those that are on the meta device.
     """
     slots = slots_of(module, private)
     mapped = _mapped(client)
@@ -85,13 +99,13 @@ def materialise(
     bind(slots, _fresh_private(client, slots, fresh) | tensors_of(mapped, torch_device(client.device.name), client))
 
 
-def _mapped(client: MemoryClient) -> Mapped:
+def _mapped(client: MemoryClient) -> MappedWeights:
     if client.mapped is None or not client.mapped.present:
         raise ModuleMismatch(["no weights are mapped: acquire or remap them first"])
     return client.mapped
 
 
-def _groups(mapped: Mapped) -> tuple[list[Group], dict[str, TensorPlace]]:
+def _groups(mapped: MappedWeights) -> tuple[list[OverlapGroup], dict[str, TensorPlace]]:
     places = {place.name: place for place in mapped.layout.tensors}
     spans = [
         Span(name, address, places[name].size_bytes, _dtype(places[name]).itemsize)
@@ -110,9 +124,9 @@ def _dtype(place: TensorPlace) -> torch.dtype:
 
 
 async def _fill(
-    client: MemoryClient, mapped: Mapped, sources: dict[str, torch.Tensor], on_progress: OnProgress
+    client: MemoryClient, mapped: MappedWeights, sources: dict[str, torch.Tensor], on_progress: OnProgress
 ) -> None:
-    """Copy spans byte by byte: exact for every dtype, and for tensors whose elements overlap (expanded ones)."""
+    """Copy spans byte by byte: exact for every dtype, and for tensors with overlapping elements (expanded ones)."""
     device = torch_device(client.device.name)
     spans = [span for group in _groups(mapped)[0] for span in group.cover()]
     done, total = 0, sum(span.size for span in spans)
@@ -126,8 +140,9 @@ async def _fill(
 # -- tensors
 
 
-def tensors_of(mapped: Mapped, device: torch.device, owner: object) -> dict[str, torch.Tensor]:
-    """A tensor over the mapping for each name; one storage for each group that shares memory, and no larger."""
+def tensors_of(mapped: MappedWeights, device: torch.device, owner: object) -> dict[str, torch.Tensor]:
+    """Return a tensor over the mapping for each name. Each group that shares memory has one storage of just its
+    size."""
     groups, places = _groups(mapped)
     made: dict[tuple[object, ...], torch.Tensor] = {}
     tensors: dict[str, torch.Tensor] = {}
@@ -146,10 +161,10 @@ def tensors_of(mapped: Mapped, device: torch.device, owner: object) -> dict[str,
 
 
 def _fresh_private(client: MemoryClient, slots: list[Slot], fresh: Fresh | None) -> dict[str, torch.Tensor]:
-    """The private tensors, on the device of the others, where they are not there already."""
+    """Return the private tensors that are not yet on the other tensors' device, made there."""
     device = torch_device(client.device.name)
     problems: list[str] = []
-    made: dict[int, torch.Tensor] = {}  # tied ones once
+    made: dict[int, torch.Tensor] = {}  # tied tensors are made once
     for slot in slots:
         like = slot.tensor
         if not slot.private or id(like) in made or (not like.is_meta and like.device == device):
@@ -173,17 +188,17 @@ def bind(slots: list[Slot], tensors: dict[str, torch.Tensor]) -> None:
     for slot in slots:
         tensor = tensors.get(slot.name)
         if tensor is None:
-            continue  # private, and where it should be
-        # A parameter and a buffer in one place stay two objects: a module takes neither for the other.
+            continue  # private, and already in place
+        # A parameter and a buffer at the same address stay two objects: a module does not accept one as the other.
         key = (id(tensor) if tensor.numel() else id(slot.tensor), slot.is_parameter)
         if key not in bound:
             bound[key] = _rebound(slot, tensor)
         if getattr(slot.holder, slot.attribute) is not bound[key]:
-            setattr(slot.holder, slot.attribute, bound[key])  # not into the dict: some modules keep lists beside it
+            setattr(slot.holder, slot.attribute, bound[key])  # not through the dict: some modules keep extra lists
 
 
 def _rebound(slot: Slot, tensor: torch.Tensor) -> torch.Tensor:
-    """The object to stand under a name: the old one, over other memory, where torch can (others may hold it too)."""
+    """Return the object to bind to a name: if torch allows, the old object with new memory (others may refer to it)."""
     old = slot.tensor
     needs_grad = slot.private and old.requires_grad
     if not old.is_meta and old.is_leaf:
@@ -194,6 +209,6 @@ def _rebound(slot: Slot, tensor: torch.Tensor) -> torch.Tensor:
     if not slot.is_parameter:
         return tensor
     new = nn.Parameter(tensor, requires_grad=needs_grad)
-    new.__dict__.update(old.__dict__)  # what loaders hang on parameters
-    object.__setattr__(new, "__class__", type(old))  # and what they derive from it
+    new.__dict__.update(old.__dict__)  # attributes that loaders set on parameters
+    object.__setattr__(new, "__class__", type(old))  # and the subclass they use
     return new

@@ -1,6 +1,10 @@
-"""What a torch module holds under which names: what of it the vault keeps, and whether it fits what is kept there.
+"""The named tensors of a torch module: which of them the vault keeps, and whether they fit the vault's layout.
 
-Always true: nothing here changes a module; every problem is found before any is told.
+Always true:
+- Nothing here changes a module, and all problems are reported together.
+- Tensors that share memory at the writer share it at the reader. Spans of two groups have no byte in common, and each
+  span of a group overlaps another one of it.
+- A group's start is aligned for its widest element, so that offsets in it are whole elements.
 """
 
 from __future__ import annotations
@@ -11,14 +15,64 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from holdfast.memory.layout import TensorPlace
-from holdfast.memory.packing import TensorSpec
-from holdfast.memory.torch.overlaps import Group, Span, overlapping
+from holdfast.memory.layout import TensorPlace, TensorSpec
 from holdfast.memory.torch.tensors import dtype_name, dtype_of, span_bytes, unfit
+
+# The widest element: a complex number of two doubles.
+_ITEM_BYTES_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The bytes of a tensor from its first to its last, including the gaps of its strides."""
+
+    name: str
+    start: int
+    size: int
+    item_bytes: int  # a power of two
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapGroup:
+    """Spans that overlap, sorted by start, then the largest first. `start` is less than one element below the first."""
+
+    start: int
+    size: int
+    spans: tuple[Span, ...]
+
+    def cover(self) -> list[Span]:
+        """Return spans that cover all bytes, without those inside another span."""
+        chosen: list[Span] = []
+        for span in self.spans:
+            if not chosen or span.end > chosen[-1].end:
+                chosen.append(span)
+        return chosen
+
+
+def overlapping(spans: Iterable[Span]) -> list[OverlapGroup]:
+    """Return groups of spans with common bytes, sorted by start. Empty spans are in no group."""
+    groups: list[list[Span]] = []
+    reached = 0
+    for span in sorted((span for span in spans if span.size), key=lambda span: (span.start, -span.size)):
+        if groups and span.start < reached:
+            groups[-1].append(span)
+        else:
+            groups.append([span])
+        reached = max(reached, span.end)
+    found = []
+    for members in groups:
+        widest, first = max(members, key=lambda span: span.item_bytes), members[0].start
+        start = first - (first - widest.start) % _ITEM_BYTES_MAX
+        found.append(OverlapGroup(start, max(span.end for span in members) - start, tuple(members)))
+    return found
 
 
 class ModuleMismatch(Exception):
-    """A module and the vault do not fit each other; `problems` has a line for everything that does not."""
+    """Raised if a module does not fit the vault; `problems` has a line for each mismatch."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -27,7 +81,7 @@ class ModuleMismatch(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A name in a module, and the tensor there. A tied tensor has several."""
+    """A name in a module, and its tensor. A tied tensor has several slots."""
 
     name: str
     holder: nn.Module
@@ -43,7 +97,7 @@ def refuse(problems: list[str]) -> None:
 
 
 def slots_of(module: nn.Module, private: frozenset[str]) -> list[Slot]:
-    """Every name of a parameter or buffer, tied ones too. Buffers that are not persistent are private unasked."""
+    """Return a slot for every name of a parameter or buffer, also tied ones. Non-persistent buffers are private."""
     slots: list[Slot] = []
     for prefix, holder in module.named_modules(remove_duplicate=False):
         for is_parameter, held in ((True, holder._parameters), (False, holder._buffers)):
@@ -62,7 +116,7 @@ def slots_of(module: nn.Module, private: frozenset[str]) -> list[Slot]:
 
 
 def _half_private(slots: list[Slot]) -> list[str]:
-    """Names that are private and share memory with one that is not: the two would part."""
+    """Return a problem for each group in which private names share memory with others: they would be separated."""
     private = {slot.name for slot in slots if slot.private}
     problems = []
     for group in _groups(slots):
@@ -73,13 +127,13 @@ def _half_private(slots: list[Slot]) -> list[str]:
     return problems
 
 
-def _groups(slots: Iterable[Slot]) -> list[Group]:
-    """Which names share memory. On the meta device nothing has an address, but storages are shared there too."""
+def _groups(slots: Iterable[Slot]) -> list[OverlapGroup]:
+    """Return groups of names that share memory. Tensors on the meta device have no address, but may share storages."""
     spaces: dict[object, list[Span]] = {}
     for slot in slots:
         tensor = slot.tensor
         if unfit(tensor):
-            continue  # a private one; it goes nowhere
+            continue  # private: not stored in the vault
         size, item = span_bytes(tensor), tensor.element_size()
         if tensor.is_meta:
             start = int(tensor.storage_offset()) * item
@@ -90,7 +144,7 @@ def _groups(slots: Iterable[Slot]) -> list[Group]:
 
 
 def specs_of(module: nn.Module, private: frozenset[str] = frozenset()) -> list[TensorSpec]:
-    """What the vault is to keep of a module. Raises ModuleMismatch naming all that cannot be kept."""
+    """Return the tensors of a module that the vault keeps. Raises ModuleMismatch naming all it cannot keep."""
     return specs_of_slots(slots_of(module, private))
 
 
@@ -107,17 +161,16 @@ def specs_of_slots(slots: list[Slot]) -> list[TensorSpec]:
     if not any(span_bytes(slot.tensor) for slot in public):
         problems.append("the module has nothing to keep")
     refuse(problems)
-    return [_spec(slot, *shared.get(slot.name, ("", 0))) for slot in public]
-
-
-def _spec(slot: Slot, shared: str, shared_at: int) -> TensorSpec:
-    tensor = slot.tensor
-    shape, stride = tuple(tensor.shape), tuple(tensor.stride())
-    return TensorSpec(slot.name, shape, stride, dtype_name(tensor.dtype), span_bytes(tensor), shared, shared_at)
+    specs = []
+    for slot in public:
+        shape, stride, dtype = tuple(slot.tensor.shape), tuple(slot.tensor.stride()), dtype_name(slot.tensor.dtype)
+        first, offset = shared.get(slot.name, ("", 0))
+        specs.append(TensorSpec(slot.name, shape, stride, dtype, span_bytes(slot.tensor), first, offset))
+    return specs
 
 
 def misfits(slots: list[Slot], places: dict[str, TensorPlace]) -> list[str]:
-    """Everything in which a module differs from what is kept. Strides may: those of the vault are taken."""
+    """Return all differences between a module and the vault's tensors. Strides may differ: the vault's are used."""
     public = {slot.name: slot.tensor for slot in slots if not slot.private}
     private = {slot.name for slot in slots if slot.private}
     problems = [f"{name} is in the module and not in the vault" for name in public if name not in places]
@@ -134,11 +187,7 @@ def misfits(slots: list[Slot], places: dict[str, TensorPlace]) -> list[str]:
         if tensor.dtype is not dtype_of(place.dtype):
             problems.append(f"{name} is {dtype_name(tensor.dtype)} here and {place.dtype} in the vault")
         first, known = tied.setdefault(id(tensor), (name, place))
-        if _apart(known, place):
+        kept = {(each.slab, each.offset, each.shape, each.stride) for each in (known, place) if each.size_bytes}
+        if len(kept) > 1:
             problems.append(f"{first} and {name} are one tensor here and two in the vault")
     return problems
-
-
-def _apart(one: TensorPlace, other: TensorPlace) -> bool:
-    places = {(place.slab, place.offset, place.shape, place.stride) for place in (one, other) if place.size_bytes}
-    return len(places) > 1

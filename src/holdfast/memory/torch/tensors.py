@@ -1,7 +1,7 @@
-"""torch tensors over memory that torch did not allocate: at an address, on host or GPU, with no copy.
+"""torch tensors over memory that torch did not allocate: at an address, on host or GPU, without a copy.
 
-Always true: nothing here copies but `copy_bytes`; a storage holds its owner for as long as a tensor uses it; what a
-tensor's elements lie between (`span_bytes`), gaps of its strides included, is what is kept of it.
+Always true: only `copy_bytes` copies; a storage keeps its owner alive as long as a tensor uses it; the vault keeps a
+tensor's whole span (`span_bytes`), including the gaps of its strides.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from holdfast.memory.devices.contract import DeviceError, Unsupported
 from holdfast.spec.names import is_host
 
-# Copied at a stretch: some 50 ms of host memory's speed, so that the event loop is never away for longer.
+# Bytes per copy: some 50 ms at host memory speed, so that the event loop is not blocked for longer.
 _PIECE_BYTES = 256 * 1024 * 1024
 _WORD_BYTES = 8
 
 
 class _CudaBytes:
-    """GPU memory as torch takes it from others. Bytes only: the interface knows neither bf16 nor fp8."""
+    """GPU memory in torch's import interface. As bytes: the interface supports neither bf16 nor fp8."""
 
     def __init__(self, address: int, size: int, owner: object) -> None:
         self.owner = owner
-        # Read-only memory is not known to torch: a write is the GPU's fault to raise.
+        # torch does not support read-only memory: a write causes a GPU fault.
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 2}
 
 
 def torch_device(name: str) -> torch.device:
-    """torch's name for a device of this room."""
+    """Return the torch device for a device name."""
     if is_host(name):
         return torch.device("cpu")
     count = torch.cuda.device_count()
     for number in range(count):
         if str(torch.cuda.get_device_properties(number).uuid).lower() in name.lower():
             return torch.device("cuda", number)
-    if count == 1:  # a part of a GPU (MIG) is seen alone, under an id that torch does not show
+    if count == 1:  # a MIG slice is the only visible device, and torch does not show its id
         return torch.device("cuda", 0)
     raise Unsupported(f"torch does not see {name}", "install a build of torch for this GPU; see CUDA_VISIBLE_DEVICES")
 
 
 def storage_at(address: int, size: int, device: torch.device, owner: object) -> torch.UntypedStorage:
-    """A storage of `size` > 0 mapped bytes at an address."""
+    """Return a storage of `size` > 0 mapped bytes at an address."""
     flat: torch.Tensor
     if device.type == "cpu":
         buffer: Any = (ctypes.c_ubyte * size).from_address(address)
@@ -61,14 +61,14 @@ def storage_at(address: int, size: int, device: torch.device, owner: object) -> 
 def tensor_in(
     storage: torch.UntypedStorage, dtype: torch.dtype, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]
 ) -> torch.Tensor:
-    """A tensor that starts `offset` bytes into a storage."""
+    """Return a tensor that starts `offset` bytes into a storage."""
     whole, rest = divmod(offset, dtype.itemsize)
     assert rest == 0, "a tensor starts at a multiple of its element's size"
     return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, whole, shape, stride)
 
 
 def span_bytes(tensor: torch.Tensor) -> int:
-    """From the first to the last byte of a tensor's elements; 0 where there are none."""
+    """Return the number of bytes from a tensor's first to its last element; 0 if it is empty."""
     if tensor.numel() == 0:
         return 0
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
@@ -76,20 +76,21 @@ def span_bytes(tensor: torch.Tensor) -> int:
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's span as flat bytes, without a copy."""
+    """Return a tensor's span as flat bytes, without a copy."""
     start = int(tensor.storage_offset()) * tensor.element_size()
     return tensor_in(tensor.untyped_storage(), torch.uint8, start, (span_bytes(tensor),), (1,))
 
 
 async def copy_bytes(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy flat bytes, piece by piece, across devices if they differ; other tasks run in between."""
+    """Copy flat bytes in pieces, also between devices. Other tasks run in between."""
     for at in range(0, source.numel(), _PIECE_BYTES):
         target[at : at + _PIECE_BYTES].copy_(source[at : at + _PIECE_BYTES])
         await asyncio.sleep(0)
 
 
 def word_sum(tensor: torch.Tensor) -> torch.Tensor:
-    """Of its 64-bit words: smaller ones would be widened first, in a copy four times as large on a GPU."""
+    """Return the sum of a tensor's 64-bit words. Smaller words would first be widened, in a copy four times as
+    large."""
     flat = tensor.view(-1)
     whole = flat.numel() * flat.element_size() // _WORD_BYTES * _WORD_BYTES // flat.element_size()
     rest = flat[whole:].view(torch.int8).sum(dtype=torch.int64)
@@ -101,13 +102,13 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def dtype_of(name: str) -> torch.dtype | None:
-    """The dtype of a name in a layout; None if this torch has none."""
+    """Return the dtype with this name in a layout; None if this torch does not have it."""
     found = getattr(torch, name, None)
     return found if isinstance(found, torch.dtype) else None
 
 
 def unfit(tensor: torch.Tensor) -> str | None:
-    """Why a tensor is not plain bytes at an address, or None."""
+    """Return why a tensor is not plain bytes at an address, or None."""
     if is_lazy(tensor):
         return "is not initialised yet"
     if tensor.layout is not torch.strided or tensor.is_nested:

@@ -1,1 +1,1 @@
-"""The vault itself: the process that keeps pages, decides who may use them, and outlives its users. Loads no torch."""
+"""The vault's process: holds the pages, decides which clients may use them, and outlives them. It loads no torch."""

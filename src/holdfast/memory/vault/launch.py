@@ -1,11 +1,14 @@
-"""Start a vault with its keeper, kill either when it is stopped, and start both again when both are gone; the
-listening socket stays open here.
+"""Starts a vault with its keeper, kills either if it is stopped (SIGSTOP), and restarts both if both have died.
 
-The lifeline is a socket pair. Keeper and vault have one end: they are announced on it, and when the other is shut
-or closed, they end. This process has the other, and reads its end once nobody holds the first: vault and keeper are
-both gone, whoever had started them. Who is stopped is killed here, and started again by the other one.
-Always true: while this object is started, clients' connections wait in the socket's backlog, never find nobody; `stop`
-leaves nobody behind, not even one that is stopped.
+This process keeps the listening socket open. The lifeline is a socket pair:
+- Keeper and vault hold one end. They are announced on it, and they end when the other end is shut down or closed.
+- This process holds the other end. It reads EOF once both vault and keeper have ended, no matter which process started
+  them.
+
+If this process kills a stopped keeper or vault, the other one of the two restarts it.
+
+Always true: while this object is started, clients' connections wait in the socket's backlog and are never refused;
+`stop` leaves no process behind, not even a stopped one.
 """
 
 from __future__ import annotations
@@ -15,17 +18,22 @@ import contextlib
 import logging
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from holdfast.core.backoff import RestartBackoff
 from holdfast.core.errors import UserError
-from holdfast.core.tasks import set_within
-from holdfast.memory.vault.members import KEEPER, LOOK_S, Members, announce
+from holdfast.core.procfs import is_over, is_stopped, pid_of
+from holdfast.core.tasks import done_within
+from holdfast.memory.fdsocket import FdProtocolError, close_all, receive
+from holdfast.memory.vault.keeper import KEEPER, SERVER, announce
 from holdfast.memory.vault.settings import ENDED, VaultSettings
 from holdfast.memory.writer_lock import FILE_NAME as WRITER_LOCK
 from holdfast.wire.net import CannotListenError
@@ -34,13 +42,89 @@ log = logging.getLogger("holdfast.vault")
 
 BACKLOG = 1024
 END_S = 5.0
-# A pair that dies again at once is started more and more slowly; after a quiet minute the count is forgotten.
-RESTART_S = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-QUIET_S = 60.0
+RESTART_S_FIRST, RESTART_S_MAX = 0.1, 5.0
+
+
+# Interval of the checks, and how many in a row must find a process stopped: half a second in all, as for a worker
+# without heartbeat. A takeover waits that long for its vault; a short SIGSTOP by hand does no harm.
+LOOK_S = 0.1
+STOPPED_LOOKS = 5
+
+
+@dataclass(slots=True)
+class Member:
+    pid: int
+    pidfd: int
+    stopped: int = 0  # checks in a row that found it stopped
+
+
+class Members:
+    """Keeper and vault of one lifeline, once announced. `changed` is called for each new one."""
+
+    def __init__(self, changed: Callable[[dict[str, int]], None]) -> None:
+        self._changed = changed
+        self._known: dict[str, Member] = {}
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {role: member.pid for role, member in self._known.items()}
+
+    def hear(self, lifeline: socket.socket) -> bool:
+        """Read the announcements; return True once no process holds the lifeline's other end."""
+        while True:
+            try:
+                said, fds = receive(lifeline, also=socket.MSG_DONTWAIT)
+            except (BlockingIOError, InterruptedError):
+                return False
+            except FdProtocolError:
+                continue  # out of descriptors: the process serves, but is not monitored
+            except (EOFError, ConnectionError):
+                return True
+            self._take(said.decode(), fds)
+
+    def _take(self, role: str, fds: list[int]) -> None:
+        pid = pid_of(fds[0]) if fds else None
+        if pid is None or pid <= 0:  # it has ended already
+            close_all(fds)
+            return
+        known = self._known.get(role)
+        if known is not None:
+            os.close(known.pidfd)
+        self._known[role] = Member(pid, fds[0])
+        if known is None or known.pid != pid:
+            self._changed(self.pids)
+
+    def kill_stopped(self, looks: int = STOPPED_LOOKS) -> list[str]:
+        """Check each process once, and kill those found stopped `looks` times in a row. Return a text line for each.
+
+        If both are stopped, both are killed, the keeper last. The keeper leads their process group: when it dies, the
+        kernel sends SIGHUP and SIGCONT to stopped members. Whether that ends a vault depends on how we were started
+        (nohup)."""
+        for member in self._known.values():
+            member.stopped = member.stopped + 1 if not is_over(member.pidfd) and is_stopped(member.pid) else 0
+        stopped = {role: member for role, member in self._known.items() if member.stopped}
+        if any(member.stopped < looks for member in stopped.values()):
+            return []
+        for role in sorted(stopped, key=(SERVER, KEEPER).index):
+            stopped[role].stopped = 0
+            self._kill(stopped[role])
+        return [f"{role} {member.pid} is stopped: killing it" for role, member in stopped.items()]
+
+    def kill_all(self) -> None:
+        for member in self._known.values():
+            self._kill(member)
+
+    def _kill(self, member: Member) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(member.pidfd, signal.SIGKILL)
+
+    def forget(self) -> None:
+        close_all([member.pidfd for member in self._known.values()])
+        self._known.clear()
 
 
 class VaultProcesses:
-    """A keeper and its vault, for as long as this object's lifeline is open."""
+    """A keeper and its vault, which run while this object's lifeline is open."""
 
     def __init__(
         self,
@@ -70,8 +154,8 @@ class VaultProcesses:
         try:
             with contextlib.ExitStack() as stack:
                 log = stack.enter_context(self._log_path.open("ab")) if self._log_path else None
-                # A group of its own, out of a terminal's Ctrl-C; but the session of whoever serves, with whose end a
-                # supervisor kills what is left of it.
+                # A separate process group, so that a terminal's Ctrl-C does not reach it; but the session of the
+                # serving process, because a supervisor kills leftover processes by session.
                 self.keeper = subprocess.Popen(
                     command, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
                 )
@@ -82,31 +166,27 @@ class VaultProcesses:
     # -- both gone
 
     def gone(self) -> bool:
-        """Whether neither vault nor keeper lives."""
         assert self._lifeline is not None
         return self.members.hear(self._lifeline)
 
     def ensure(self) -> bool:
-        """Start both again if both died; True if that was so. Weights and pool come back from whoever maps them."""
+        """Restart both if both have died; return True if so. Engines then give back the weights and pool they map."""
         if self._listener is None or self._lifeline is None or not self.gone() or self.settings.marked(ENDED):
             return False
         self._lifeline.close()
         self.members.forget()
         if self.keeper is not None:
-            self.keeper.wait()  # it is gone: this only reaps it
+            self.keeper.wait()  # it has ended: this only reaps it
         self._start_pair()
         return True
 
     async def watch(self) -> None:
-        """`ensure`, as soon as it is needed, until cancelled or until both have ended as they were told to; meanwhile
-        look after them."""
-        loop = asyncio.get_running_loop()
-        deaths, born_s = 0, loop.time()
+        """Monitor both processes and call `ensure` when both have died, until cancelled or until they have ended on
+        request."""
+        loop, restarts = asyncio.get_running_loop(), RestartBackoff(RESTART_S_FIRST, RESTART_S_MAX)
         while True:
             await self._until_gone()
-            deaths = 0 if loop.time() - born_s > QUIET_S else deaths
-            await asyncio.sleep(RESTART_S[min(deaths, len(RESTART_S) - 1)])
-            deaths, born_s = deaths + 1, loop.time()
+            await asyncio.sleep(restarts.next_s(loop.time()))
             if not self.ensure():
                 return
 
@@ -118,7 +198,7 @@ class VaultProcesses:
         try:
             while not self.gone():
                 said.clear()
-                await set_within(said, LOOK_S)
+                await done_within(said.wait(), LOOK_S)
                 for told in self.members.kill_stopped():
                     log.warning("%s: %s", self.settings.device, told)
         finally:
@@ -134,9 +214,7 @@ class VaultProcesses:
             open_to_others(folder)
         with contextlib.suppress(FileNotFoundError):
             if _answers(path):
-                raise UserError(
-                    f"a vault already serves {self.settings.device} at {path}; see `holdfast memory status`"
-                )
+                raise UserError(f"a vault already serves {self.settings.device} at {path}; see `holdfast get memory`")
             os.unlink(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -144,13 +222,13 @@ class VaultProcesses:
         except OSError as error:
             listener.close()
             raise CannotListenError(error.errno, error.strerror or str(error), path) from error
-        # The vault asks the kernel for each peer's uid; the mode only keeps out those whom nobody allowed.
+        # The vault checks each peer's uid through the kernel; the mode only keeps out users that are not allowed.
         os.chmod(path, 0o666 if self.settings.allowed_uids else 0o600)
         listener.listen(BACKLOG)
         return listener
 
     def stop(self) -> None:
-        """Shut the lifeline and wait until both are gone; nothing is started again."""
+        """Shut the lifeline down and wait until both have ended. Neither is restarted."""
         if self._listener is None or self._lifeline is None:
             return
         self._listener.close()
@@ -169,7 +247,7 @@ class VaultProcesses:
             left.unlink(missing_ok=True)
 
     def _all_left(self, within_s: float) -> bool:
-        """Whether both leave in time; who is stopped cannot, and is killed for it at the first look."""
+        """Return True if both end in time. A stopped process cannot end, so it is killed at the first check."""
         assert self._lifeline is not None
         for _ in range(round(within_s / LOOK_S)):
             if self.members.hear(self._lifeline):
@@ -180,8 +258,8 @@ class VaultProcesses:
 
 
 def open_to_others(folder: Path) -> None:
-    """Let allowed users pass through the socket's folder (not list it): each socket in it asks who they are. And let
-    them lock out other writers with its writer's lock. UserError names what is in their way."""
+    """Let allowed users traverse the socket's folder (not list it) and take its writer lock. Each socket in the folder
+    checks their uid. Raises UserError if the folder's path blocks them."""
     try:
         folder.chmod(folder.stat().st_mode | 0o011)
         lock = folder / WRITER_LOCK
@@ -197,7 +275,7 @@ def open_to_others(folder: Path) -> None:
 
 
 def _answers(path: str) -> bool:
-    """Whether somebody listens there; a socket left by a killed vault does not."""
+    """Return True if a process listens there; a socket left by a killed vault has none."""
     if not os.path.exists(path):
         raise FileNotFoundError(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -207,5 +285,5 @@ def _answers(path: str) -> bool:
         except (ConnectionRefusedError, FileNotFoundError):
             return False
         except TimeoutError:
-            return True  # so many wait that there is no room for one more: somebody listens, stopped or not
+            return True  # the backlog is full: a process listens, perhaps a stopped one
         return True

@@ -1,26 +1,33 @@
-"""Who may own the KV pool of one device, and when its predecessors are fenced: a pure machine, no I/O, no clock.
+"""Decides which engine owns the KV pool of one device, and when its predecessors are fenced. A pure machine, no I/O, no
+clock.
 
-Theory (facts 1, 4a, 4b). The pool outlives its owner: ABSENT, OWNED(epoch), ORPHANED. The election decides who should
-own it and gives each winner a larger epoch; the vault admits. Every process that maps the device has a *seat*: its
-connection, its pidfd and the epoch it works under, if any. The *CPU fence* of an epoch has passed when every seat of
-an earlier epoch has closed its connection or quiesced: nothing new can be queued. The *GPU fence* has passed when the
-processes of those seats are over too: nothing queued is left to land. A grant waits for the CPU fence; if a pool must
-be made (none is there, or another geometry), for the GPU fence as well. Never for a time: a frozen owner that is still
-connected keeps the newcomer waiting until the newcomer's own deadline; killing it is the supervisor's business.
+Theory (facts 1, 4a, 4b). The pool outlives its owner; it is ABSENT, OWNED(epoch) or ORPHANED. The election selects the
+owner and gives each winner a larger epoch; the vault grants the pool. Every process that maps the device has a *seat*:
+its connection, its pidfd and the epoch it works under, if any.
+- The *CPU fence* of an epoch has passed when every seat of an earlier epoch has closed its connection or quiesced. No
+  such process can queue new work then.
+- The *GPU fence* has passed when the processes of those seats have ended too. Then no queued work can still write.
+- A grant waits for the CPU fence. If a new pool must be made (there is none, or its geometry differs), it also waits
+  for the GPU fence.
+- No fence passes by timeout. If a frozen owner stays connected, the new owner waits until its own request's deadline.
+  Killing the frozen process is the supervisor's task.
 
-A seat is taken under an epoch only while that epoch's owner is there, so once orphaned the seats that hold a fence
-closed can only become fewer. A pool counts as adoptable once its owner has said that it is complete; from then on it is
-known by the epoch it was *made* under, through all its owners, so whoever mapped it ahead knows whether it still is it.
+A process can take a seat under an epoch only while that epoch's owner exists, so no fence gets new seats to wait for
+after the owner has gone. A pool can be adopted once its owner has reported it complete. It is then identified by the
+epoch it was *made* under, also under later owners, so a client that mapped it earlier can tell if it is the same pool.
 
-Always true: granted epochs strictly grow; at most one owner; no grant while a seat of an earlier epoch is connected
-and has not quiesced; for each grant the CPU fence comes first and the GPU fence at most once, after it; a seat without
-epoch (a standby) fences nobody; a total loss forgets the seats, so only the owner itself may donate its pool, and has
-some time for it before another one is made.
+Always true:
+- Granted epochs strictly grow, and there is at most one owner.
+- There is no grant while a seat of an earlier epoch is connected and has not quiesced.
+- Each grant is preceded by its CPU fence and followed by at most one GPU fence.
+- A seat without epoch (a standby) keeps no fence closed.
+- If vault and keeper both died, all seats are lost. Then only the owner may donate its pool, and it has a limited time
+  before another pool is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -28,47 +35,45 @@ import msgspec
 
 from holdfast.memory.protocol import DROPPED, GRANTED, MADE, OWNER_GONE, PoolNews
 
-# An election has one winner; a few that lost it may not know yet.
+# An election has one winner; a few losers may still be waiting because they do not know the result.
 WAITERS_MAX = 64
-# Ranks, helpers and standbys of a few engines; a process that never ends keeps its seat, so they are counted.
+# Ranks, helpers and standbys of a few engines. Bounded, because a process that never ends keeps its seat.
 SEATS_MAX = 1024
 
 
-class Code(StrEnum):
-    """Why something is refused."""
-
-    STALE_EPOCH = "stale_epoch"  # not newer than one already granted, or no longer the owner's
-    NOT_GRANTED = "not_granted"  # an epoch that owns nothing yet
+class PoolRefusal(StrEnum):
+    STALE_EPOCH = "stale_epoch"  # not newer than the last granted epoch, or no longer the owner's
+    NOT_GRANTED = "not_granted"  # the epoch does not own the pool yet
     NOT_OWNER = "not_owner"
     NOT_REGISTERED = "not_registered"  # the session has named no process that maps the device
-    BUSY = "busy"  # the session waits, owns, or has mapped under an epoch it has not quiesced
-    POOL_HERE = "pool_here"  # a donation where a pool is
+    BUSY = "busy"  # the session waits, owns the pool, or has mapped it under an epoch that it has not quiesced
+    POOL_HERE = "pool_here"  # a donation while the vault has a pool
     TOO_MANY = "too_many"
 
 
 # -- events
 
 
-class _Word(msgspec.Struct, frozen=True):
-    """What the machine is told, or tells."""
+class _PoolMessage(msgspec.Struct, frozen=True):
+    """An event or an effect of this machine."""
 
 
-class _OfSession(_Word, frozen=True):
+class _PoolSessionMessage(_PoolMessage, frozen=True):
     session: int
 
 
-class MapperJoined(_OfSession, frozen=True):
+class MapperJoined(_PoolSessionMessage, frozen=True):
     """A process maps the device. Without an epoch it is a standby, which queues no work on the pool's pages.
 
-    A session names its process before it acquires, and one connection may name several. Ranks and helpers of the owner
-    join under its epoch and are acknowledged before they touch a page.
+    A session registers its processes before it requests the pool. Ranks and helpers of the owner join under its epoch,
+    and wait for the acknowledgement before they touch a page.
     """
 
     epoch: int | None
     process: int
 
 
-class Acquire(_OfSession, frozen=True):
+class PoolRequested(_PoolSessionMessage, frozen=True):
     """The election's winner asks for the pool."""
 
     epoch: int
@@ -76,62 +81,74 @@ class Acquire(_OfSession, frozen=True):
     deadline_s: float
 
 
-class PoolMade(_OfSession, frozen=True):
-    """The owner's fresh pool is complete, its pages and index recorded: from now on it can be adopted."""
+class PoolMade(_PoolSessionMessage, frozen=True):
+    """The owner's new pool is complete, and its pages and index are recorded: from now on it can be adopted."""
 
     epoch: int
 
 
-class Donate(_OfSession, frozen=True):
-    """After vault and keeper both died: the owner, alive all the time, gives its pool back and goes on owning it."""
+class PoolDonated(_PoolSessionMessage, frozen=True):
+    """The owner, which survived the death of both vault and keeper, gives its pool back and stays its owner."""
 
     epoch: int
     geometry_hash: str
-    made_epoch: int  # under which its pages were made
+    made_epoch: int  # the epoch under which its pages were made
 
 
-class Quiesced(_OfSession, frozen=True):
+class OwnerQuiesced(_PoolSessionMessage, frozen=True):
     """The session's processes have drained the device and dropped write access (planned handover)."""
 
     epoch: int
 
 
-class Cancel(_OfSession, frozen=True):
-    """Stop waiting; never refused, since it may cross an answer on its way. A grant is given back by `Quiesced`."""
+class CancelAcquire(_PoolSessionMessage, frozen=True):
+    """Stop waiting. Never refused, because the answer may already be on its way. `OwnerQuiesced` gives back a
+    grant."""
 
 
-class Gone(_OfSession, frozen=True):
-    """The connection ended: no thread of whoever held it runs any more (facts 4b)."""
+class ClientGone(_PoolSessionMessage, frozen=True):
+    """The connection ended: no thread of the process that held it runs any more (facts 4b)."""
 
 
-class ProcessOver(_Word, frozen=True):
-    """The pidfd is readable: what the process had queued on the GPU is over (facts 1, 4a)."""
+class ProcessOver(_PoolMessage, frozen=True):
+    """The pidfd is readable: the process and its queued GPU work have ended (facts 1, 4a)."""
 
     process: int
 
 
-class Discard(_Word, frozen=True):
-    """The device's memory is wanted back: a pool that nobody owns, and nobody works on, goes. Any other stays."""
+class Discard(_PoolMessage, frozen=True):
+    """The device's memory is needed: drop the pool if it has no owner and no process works on it."""
 
 
-class Tick(_Word, frozen=True):
+class PoolTick(_PoolMessage, frozen=True):
     """Time has passed."""
 
 
-Event = MapperJoined | Acquire | PoolMade | Donate | Quiesced | Cancel | Gone | ProcessOver | Discard | Tick
+Event = (
+    MapperJoined
+    | PoolRequested
+    | PoolMade
+    | PoolDonated
+    | OwnerQuiesced
+    | CancelAcquire
+    | ClientGone
+    | ProcessOver
+    | Discard
+    | PoolTick
+)
 
 
 # -- effects
 
 
-class CpuFence(_OfSession, frozen=True):
-    """Nobody who mapped under an earlier epoch can queue work any more. Always just before the grant."""
+class CpuFence(_PoolSessionMessage, frozen=True):
+    """No process that mapped under an earlier epoch can queue work any more. Comes just before the grant."""
 
     epoch: int
 
 
-class GrantPool(_OfSession, frozen=True):
-    """The pool is this session's: the one made under `made_epoch`, or (0) one it is to make, past both fences."""
+class GrantPool(_PoolSessionMessage, frozen=True):
+    """The session owns the pool made under `made_epoch`. 0: both fences have passed, and it must make a new pool."""
 
     epoch: int
     made_epoch: int
@@ -141,48 +158,48 @@ class GrantPool(_OfSession, frozen=True):
         return self.made_epoch > 0
 
 
-class Made(_Word, frozen=True):
+class TellPoolMade(_PoolMessage, frozen=True):
     """The pool made under this epoch is complete: it can be mapped, and adopted later."""
 
     epoch: int
 
 
-class GpuFence(_OfSession, frozen=True):
-    """What they had queued is over too: blocks that were open, and direct memory, are usable again. After the grant."""
+class GpuFence(_PoolSessionMessage, frozen=True):
+    """GPU work of earlier epochs has ended: open blocks and direct memory are usable again. Comes after the grant."""
 
     epoch: int
 
 
-class Orphaned(_Word, frozen=True):
-    """The owner has ended or stepped back; pages and index stay, if the pool was complete (else `DropPool` follows)."""
+class Orphaned(_PoolMessage, frozen=True):
+    """The owner has ended or quiesced. Pages and index stay if the pool was complete; else `DropPool` follows."""
 
     epoch: int
 
 
-class DropPool(_Word, frozen=True):
-    """Drop pages, index and record: another geometry takes over, the owner ended before the pool was complete, or
-    their memory is wanted back."""
+class DropPool(_PoolMessage, frozen=True):
+    """Drop pages, index and record: the new owner has another geometry, the old owner ended before the pool was
+    complete, or the memory is needed."""
 
     epoch: int
 
 
-class Refuse(_OfSession, frozen=True):
-    code: Code
+class RefusePool(_PoolSessionMessage, frozen=True):
+    code: PoolRefusal
     reason: str
 
 
-class TimedOut(_OfSession, frozen=True):
-    """Its deadline has come, and it waits no longer."""
+class PoolTimedOut(_PoolSessionMessage, frozen=True):
+    """The request's deadline has passed; the session no longer waits."""
 
 
-Effect = CpuFence | GrantPool | Made | GpuFence | Orphaned | DropPool | Refuse | TimedOut
+Effect = CpuFence | GrantPool | TellPoolMade | GpuFence | Orphaned | DropPool | RefusePool | PoolTimedOut
 
 # -- the state
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """One process on one connection. A seat with an epoch stays until it has quiesced, or is closed *and* over."""
+class PoolSeat:
+    """A process on a connection. A seat with an epoch stays until it quiesces, or its connection *and* process end."""
 
     session: int
     process: int
@@ -192,9 +209,9 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Pages:
+class PoolPages:
     geometry_hash: str
-    made_epoch: int = 0  # under which they were made; 0: not complete yet (no epoch that is granted is 0)
+    made_epoch: int = 0  # the epoch under which they were made; 0: not complete yet (granted epochs are never 0)
 
     @property
     def made(self) -> bool:
@@ -202,16 +219,16 @@ class Pages:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Pool:
-    """The state. `last_epoch` is the last one granted; it is the owner's while there is an owner."""
+class PoolState:
+    """The machine's state. `last_epoch` is the last granted epoch: the owner's, while there is an owner."""
 
     last_epoch: int = 0
-    pages: Pages | None = None
+    pages: PoolPages | None = None
     owner: int | None = None
-    gpu_fence_told: bool = False  # to this owner
-    seats: tuple[Seat, ...] = ()
-    waiters: tuple[Acquire, ...] = ()
-    refill_from_s: float = 0.0  # after a total loss no fresh pool is granted before; 0: no such wait
+    gpu_fence_told: bool = False  # this owner has been told that the GPU fence passed
+    seats: tuple[PoolSeat, ...] = ()
+    waiters: tuple[PoolRequested, ...] = ()
+    refill_from_s: float = 0.0  # after a total loss, no new pool is granted before this time; 0: no wait
 
     def __repr__(self) -> str:
         fence = "" if self.owner is None else f", gpu fence {'passed' if self.gpu_fence_told else 'pending'}"
@@ -224,78 +241,81 @@ class Pool:
             return f"OWNED({self.last_epoch})"
         return "ABSENT" if self.pages is None else f"ORPHANED({self.last_epoch})"
 
-    def cpu_blockers(self, epoch: int) -> tuple[Seat, ...]:
-        """Who keeps the CPU fence of an epoch closed."""
+    def cpu_blockers(self, epoch: int) -> tuple[PoolSeat, ...]:
+        """Return the seats that keep the CPU fence of an epoch closed."""
         return tuple(s for s in self.seats if s.epoch is not None and s.epoch < epoch and not s.closed)
 
-    def gpu_blockers(self, epoch: int) -> tuple[Seat, ...]:
-        """Who keeps the GPU fence closed: a seat that is connected, or whose process is not over."""
+    def gpu_blockers(self, epoch: int) -> tuple[PoolSeat, ...]:
+        """Return the seats that keep the GPU fence closed: still connected, or their process has not ended."""
         return tuple(s for s in self.seats if s.epoch is not None and s.epoch < epoch)
 
-    def in_use(self) -> tuple[Seat, ...]:
-        """Who owns the pool, or may have work queued on it."""
+    def in_use(self) -> tuple[PoolSeat, ...]:
+        """Return the seats that own the pool or may have work queued on it."""
         return self.gpu_blockers(self.last_epoch + 1)
 
     def epoch_of(self, session: int) -> int | None:
-        """The epoch a session works under."""
         return next((s.epoch for s in self.seats if s.session == session and s.epoch is not None), None)
 
 
 # -- steps
 
 
-Step = tuple[Pool, tuple[Effect, ...]]
+Step = tuple[PoolState, tuple[Effect, ...]]
 
 
 def restore(
-    last_epoch: int, pages: Pages | None, owner: int | None, seats: Iterable[Seat], refill_from_s: float = 0.0
+    last_epoch: int, pages: PoolPages | None, owner: int | None, seats: Iterable[PoolSeat], refill_from_s: float = 0.0
 ) -> Step:
-    """A new vault's state from the keeper's records. A seat listed here is kept until its `Gone` and `ProcessOver`.
+    """Return a new vault's state from the keeper's records. A seat listed here stays until its `ClientGone` and
+    `ProcessOver`.
 
-    With `refill_from_s` all was lost: until then an owner that lives may give its pool back, and none is made anew.
-    The owner is told again that the GPU fence has passed, by the first step after it has: step a `Tick` next.
+    `refill_from_s` is set if the keeper lost everything: until that time the owner may give its pool back, and no new
+    pool is made. Step a `PoolTick` next: if the GPU fence has passed, it tells the owner so again.
     """
-    state = _sweep(Pool(last_epoch, pages, owner, seats=tuple(seats), refill_from_s=refill_from_s))
+    state = _sweep(PoolState(last_epoch, pages, owner, seats=tuple(seats), refill_from_s=refill_from_s))
     assert owner is None or state.epoch_of(owner) == last_epoch, "the owner has no seat under its epoch"
     if owner is None and pages is not None and not pages.made:
         return replace(state, pages=None), (DropPool(last_epoch),)
     return state, ()
 
 
-def next_deadline_s(state: Pool) -> float | None:
-    """When a `Tick` is due, if nothing else happens before."""
+def next_deadline_s(state: PoolState) -> float | None:
+    """Return when a `PoolTick` is due, if nothing else happens before."""
     refill = (state.refill_from_s,) if state.waiters and state.refill_from_s else ()
     return min((*refill, *(waiter.deadline_s for waiter in state.waiters)), default=None)
 
 
-def step(state: Pool, event: Event, now_s: float) -> Step:
-    """What becomes of an event. Effects are to be carried out in their order."""
+def step(state: PoolState, event: Event, now_s: float) -> Step:
+    """Return the state after the event, and its effects, to be carried out in order."""
     if state.refill_from_s <= now_s:
         state = replace(state, refill_from_s=0.0)
     state, applied = _apply(state, event)
-    # Past its deadline nobody is granted anything; but who asks with no time at all is still judged once.
-    state, late = _expire(state, now_s, spare=event if isinstance(event, Acquire) else None)
+    # Nothing is granted after a request's deadline; a request with a timeout of 0 is still evaluated once.
+    state, late = _expire(state, now_s, spare=event if isinstance(event, PoolRequested) else None)
     state, granted = _grant(state)
     state, expired = _expire(state, now_s)
-    state, fenced = _tell_gpu_fence(state)
+    fenced: tuple[Effect, ...] = ()
+    if state.owner is not None and not state.gpu_fence_told and not state.gpu_blockers(state.last_epoch):
+        fenced = (GpuFence(state.owner, state.last_epoch),)
+        state = replace(state, gpu_fence_told=True)
     return state, applied + late + granted + expired + fenced
 
 
-def _apply(state: Pool, event: Event) -> Step:
+def _apply(state: PoolState, event: Event) -> Step:
     match event:
         case MapperJoined():
             return _join(state, event)
-        case Acquire():
+        case PoolRequested():
             return _acquire(state, event)
         case PoolMade():
             return _made(state, event)
-        case Donate():
+        case PoolDonated():
             return _donate(state, event)
-        case Quiesced():
+        case OwnerQuiesced():
             return _quiesce(state, event)
-        case Cancel():
+        case CancelAcquire():
             return replace(state, waiters=_without(state.waiters, event.session)), ()
-        case Gone():
+        case ClientGone():
             return _gone(state, event.session)
         case ProcessOver():
             seats = tuple(replace(s, over=True) if s.process == event.process else s for s in state.seats)
@@ -304,49 +324,48 @@ def _apply(state: Pool, event: Event) -> Step:
             if state.pages is None or state.in_use():
                 return state, ()
             return replace(state, pages=None), (DropPool(state.last_epoch),)
-        case Tick():
+        case PoolTick():
             return state, ()
 
 
-def _without(waiters: tuple[Acquire, ...], session: int) -> tuple[Acquire, ...]:
+def _without(waiters: tuple[PoolRequested, ...], session: int) -> tuple[PoolRequested, ...]:
     return tuple(waiter for waiter in waiters if waiter.session != session)
 
 
-def _sweep(state: Pool) -> Pool:
-    """Seats that fence nobody any more go."""
+def _sweep(state: PoolState) -> PoolState:
     return replace(state, seats=tuple(s for s in state.seats if not s.closed or (s.epoch is not None and not s.over)))
 
 
 # -- seats
 
 
-def _join(state: Pool, event: MapperJoined) -> Step:
+def _join(state: PoolState, event: MapperJoined) -> Step:
     session, epoch = event.session, event.epoch
     if epoch is not None and epoch > state.last_epoch:
-        return state, (Refuse(session, Code.NOT_GRANTED, f"epoch {epoch} owns nothing yet"),)
+        return state, (RefusePool(session, PoolRefusal.NOT_GRANTED, f"epoch {epoch} owns nothing yet"),)
     if epoch is not None and (state.owner is None or epoch < state.last_epoch):
-        return state, (Refuse(session, Code.STALE_EPOCH, f"epoch {epoch} is over: {state.phase}"),)
+        return state, (RefusePool(session, PoolRefusal.STALE_EPOCH, f"epoch {epoch} is over: {state.phase}"),)
     if epoch is not None and any(waiter.session == session for waiter in state.waiters):
-        # It would keep closed the very fence it waits for.
-        return state, (Refuse(session, Code.BUSY, "this session waits for an epoch of its own"),)
-    # A session works under one epoch with everything it maps.
+        # It would itself block the fence that it waits for.
+        return state, (RefusePool(session, PoolRefusal.BUSY, "this session waits for an epoch of its own"),)
+    # A session works under one epoch with all its seats.
     epoch = state.epoch_of(session) if epoch is None else epoch
     seats = tuple(replace(s, epoch=epoch) if s.session == session else s for s in state.seats)
     if all((s.session, s.process) != (session, event.process) for s in seats):
-        seats = (*seats, Seat(session, event.process, epoch))
+        seats = (*seats, PoolSeat(session, event.process, epoch))
     if len(seats) > SEATS_MAX:
-        return state, (Refuse(session, Code.TOO_MANY, f"{SEATS_MAX} processes map this device already"),)
+        return state, (RefusePool(session, PoolRefusal.TOO_MANY, f"{SEATS_MAX} processes map this device already"),)
     return replace(state, seats=seats), ()
 
 
-def _quiesce(state: Pool, event: Quiesced) -> Step:
-    """A process vouches for its own queue: for this connection, and for those it has closed."""
+def _quiesce(state: PoolState, event: OwnerQuiesced) -> Step:
+    """Clear the epoch of a drained process's seats, on this connection and on those it has closed."""
     session, epoch = event.session, event.epoch
     processes = {seat.process for seat in state.seats if seat.session == session}
     if not processes:
-        return state, (Refuse(session, Code.NOT_REGISTERED, "this session maps nothing"),)
+        return state, (RefusePool(session, PoolRefusal.NOT_REGISTERED, "this session maps nothing"),)
     if (works_under := state.epoch_of(session)) not in (None, epoch):
-        return state, (Refuse(session, Code.STALE_EPOCH, f"this session works under epoch {works_under}"),)
+        return state, (RefusePool(session, PoolRefusal.STALE_EPOCH, f"this session works under epoch {works_under}"),)
     seats = tuple(
         replace(s, epoch=None)
         if s.epoch == epoch and (s.session == session or (s.closed and s.process in processes))
@@ -356,14 +375,14 @@ def _quiesce(state: Pool, event: Quiesced) -> Step:
     return _orphan(_sweep(replace(state, seats=seats)), session)
 
 
-def _gone(state: Pool, session: int) -> Step:
+def _gone(state: PoolState, session: int) -> Step:
     seats = tuple(replace(s, closed=True) if s.session == session else s for s in state.seats)
     state = _sweep(replace(state, seats=seats, waiters=_without(state.waiters, session)))
     return _orphan(state, session)
 
 
-def _orphan(state: Pool, session: int) -> Step:
-    """If it was the owner that ended: the pool stays if it was complete."""
+def _orphan(state: PoolState, session: int) -> Step:
+    """If the session was the owner, orphan the pool; drop it if it was not complete."""
     if state.owner != session:
         return state, ()
     orphaned = Orphaned(state.last_epoch)
@@ -375,74 +394,76 @@ def _orphan(state: Pool, session: int) -> Step:
 # -- ownership
 
 
-def _refusal(state: Pool, session: int, epoch: int, donated: int | None = None) -> Refuse | None:
-    """Why an epoch is not to be had; a donor may still be known to work under the one it owns."""
+def _refusal(state: PoolState, session: int, epoch: int, donated: int | None = None) -> RefusePool | None:
+    """Return why the session cannot have the epoch. A donor may already have a seat under the epoch it owns."""
     if all(seat.session != session for seat in state.seats):
-        return Refuse(session, Code.NOT_REGISTERED, "name the process that maps the device first")
+        return RefusePool(session, PoolRefusal.NOT_REGISTERED, "name the process that maps the device first")
     if any(waiter.session == session for waiter in state.waiters):
-        return Refuse(session, Code.BUSY, "this session waits already")
+        return RefusePool(session, PoolRefusal.BUSY, "this session waits already")
     if (works_under := state.epoch_of(session)) not in (None, donated):
-        return Refuse(session, Code.BUSY, f"this session works under epoch {works_under}: quiesce first")
+        return RefusePool(session, PoolRefusal.BUSY, f"this session works under epoch {works_under}: quiesce first")
     if epoch <= state.last_epoch:
-        return Refuse(session, Code.STALE_EPOCH, f"epoch {epoch} is not newer than {state.last_epoch}")
+        return RefusePool(session, PoolRefusal.STALE_EPOCH, f"epoch {epoch} is not newer than {state.last_epoch}")
     return None
 
 
-def _acquire(state: Pool, event: Acquire) -> Step:
+def _acquire(state: PoolState, event: PoolRequested) -> Step:
     refusal = _refusal(state, event.session, event.epoch)
     if refusal is None and len(state.waiters) >= WAITERS_MAX:
-        refusal = Refuse(event.session, Code.TOO_MANY, f"{WAITERS_MAX} sessions wait for the pool already")
+        refusal = RefusePool(event.session, PoolRefusal.TOO_MANY, f"{WAITERS_MAX} sessions wait for the pool already")
     if refusal is not None:
         return state, (refusal,)
     return replace(state, waiters=(*state.waiters, event)), ()
 
 
-def _made(state: Pool, event: PoolMade) -> Step:
+def _made(state: PoolState, event: PoolMade) -> Step:
     if state.owner != event.session or state.last_epoch != event.epoch or state.pages is None:
-        return state, (Refuse(event.session, Code.NOT_OWNER, f"the pool is {state.phase}"),)
+        return state, (RefusePool(event.session, PoolRefusal.NOT_OWNER, f"the pool is {state.phase}"),)
     if state.pages.made:
-        return state, ()  # it stays the pool that it is
-    return replace(state, pages=replace(state.pages, made_epoch=event.epoch)), (Made(event.epoch),)
+        return state, ()  # the pool is complete already
+    return replace(state, pages=replace(state.pages, made_epoch=event.epoch)), (TellPoolMade(event.epoch),)
 
 
-def _donate(state: Pool, event: Donate) -> Step:
+def _donate(state: PoolState, event: PoolDonated) -> Step:
     refusal = _refusal(state, event.session, event.epoch, donated=event.epoch)
     if refusal is None and (state.pages is not None or state.cpu_blockers(event.epoch)):
-        refusal = Refuse(event.session, Code.POOL_HERE, f"another pool is here: {state.phase}")
+        refusal = RefusePool(event.session, PoolRefusal.POOL_HERE, f"another pool is here: {state.phase}")
     if refusal is None and not 0 < event.made_epoch <= event.epoch:
-        refusal = Refuse(event.session, Code.NOT_GRANTED, f"epoch {event.made_epoch} made no pool of {event.epoch}")
+        refusal = RefusePool(
+            event.session, PoolRefusal.NOT_GRANTED, f"epoch {event.made_epoch} made no pool of {event.epoch}"
+        )
     if refusal is not None:
         return state, (refusal,)
-    pages = Pages(event.geometry_hash, event.made_epoch)
+    pages = PoolPages(event.geometry_hash, event.made_epoch)
     state, effects = _become_owned(state, event.session, event.epoch, pages)
-    return state, (*effects, Made(event.made_epoch))
+    return state, (*effects, TellPoolMade(event.made_epoch))
 
 
-def _expire(state: Pool, now_s: float, spare: Acquire | None = None) -> Step:
+def _expire(state: PoolState, now_s: float, spare: PoolRequested | None = None) -> Step:
     late = tuple(w for w in state.waiters if w.deadline_s <= now_s and w is not spare)
     waiters = tuple(w for w in state.waiters if w.deadline_s > now_s or w is spare)
-    return replace(state, waiters=waiters), tuple(TimedOut(waiter.session) for waiter in late)
+    return replace(state, waiters=waiters), tuple(PoolTimedOut(waiter.session) for waiter in late)
 
 
-def _grant(state: Pool) -> Step:
-    """The largest epoch is the election's last word: only its asker is considered."""
+def _grant(state: PoolState) -> Step:
+    """Grant the pool if possible. Only the waiter with the largest epoch is considered: it won the last election."""
     top = max(state.waiters, key=lambda waiter: waiter.epoch, default=None)
     if top is None or state.cpu_blockers(top.epoch):
         return state, ()
     pages = state.pages
     dropped: tuple[Effect, ...] = ()
     if pages is None or pages.geometry_hash != top.geometry_hash:
-        # A new pool needs memory that the dead still hold, and what they queued must not land in it (facts 1, 4b).
+        # A new pool needs memory that dead processes still hold; their queued work must not write to it (facts 1, 4b).
         if state.gpu_blockers(top.epoch) or state.refill_from_s:
             return state, ()
         dropped = () if pages is None else (DropPool(state.last_epoch),)
-        pages = Pages(top.geometry_hash)
+        pages = PoolPages(top.geometry_hash)
     state = replace(state, waiters=_without(state.waiters, top.session))
     state, granted = _become_owned(state, top.session, top.epoch, pages)
     return state, (*dropped, *granted)
 
 
-def _become_owned(state: Pool, session: int, epoch: int, pages: Pages) -> Step:
+def _become_owned(state: PoolState, session: int, epoch: int, pages: PoolPages) -> Step:
     assert state.owner is None, f"two owners: {state!r}"
     assert epoch > state.last_epoch, f"epoch {epoch} after {state!r}"
     seats = tuple(replace(s, epoch=epoch) if s.session == session else s for s in state.seats)
@@ -450,37 +471,28 @@ def _become_owned(state: Pool, session: int, epoch: int, pages: Pages) -> Step:
     state = replace(state, gpu_fence_told=False, refill_from_s=0.0)
     stale = tuple(waiter for waiter in state.waiters if waiter.epoch <= epoch)
     state = replace(state, waiters=tuple(waiter for waiter in state.waiters if waiter.epoch > epoch))
-    refusals = (Refuse(w.session, Code.STALE_EPOCH, f"epoch {w.epoch} is not newer than {epoch}") for w in stale)
+    refusals = (
+        RefusePool(w.session, PoolRefusal.STALE_EPOCH, f"epoch {w.epoch} is not newer than {epoch}") for w in stale
+    )
     return state, (CpuFence(session, epoch), GrantPool(session, epoch, pages.made_epoch), *refusals)
 
 
-def _tell_gpu_fence(state: Pool) -> Step:
-    if state.owner is None or state.gpu_fence_told or state.gpu_blockers(state.last_epoch):
-        return state, ()
-    return replace(state, gpu_fence_told=True), (GpuFence(state.owner, state.last_epoch),)
+# -- notices to all clients that map the device
 
 
-# -- what everyone who maps the device is told
+_NEWS: Mapping[type, str] = {Orphaned: OWNER_GONE, DropPool: DROPPED, GrantPool: GRANTED, TellPoolMade: MADE}
 
 
 def news_of(effect: Effect) -> PoolNews | None:
-    match effect:
-        case Orphaned(epoch):
-            return PoolNews(OWNER_GONE, epoch)
-        case DropPool(epoch):
-            return PoolNews(DROPPED, epoch)
-        case GrantPool(_, epoch):
-            return PoolNews(GRANTED, epoch)
-        case Made(epoch):
-            return PoolNews(MADE, epoch)
-        case _:
-            return None
+    if isinstance(effect, RefusePool | PoolTimedOut) or type(effect) not in _NEWS:
+        return None
+    return PoolNews(_NEWS[type(effect)], effect.epoch)
 
 
-def missed(state: Pool) -> tuple[PoolNews, ...]:
-    """All that matters of what one who comes now, or comes back, has not heard, in the order it happened.
+def missed(state: PoolState) -> tuple[PoolNews, ...]:
+    """Return the notices that a client has missed when it connects or reconnects, oldest first.
 
-    A vault that never granted anything says nothing: after a total loss the owner may still give its pool back.
+    A vault that never granted a pool returns none: after a total loss the owner may still give its pool back.
     """
     if not state.last_epoch:
         return ()

@@ -1,4 +1,4 @@
-"""How one vault runs; travels as JSON on its command line."""
+"""Settings of one vault, passed as JSON on its command line."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ WARM = "warm"
 
 
 class VaultSettings(msgspec.Struct, frozen=True):
-    """One device's vault."""
-
     device: str
     socket_path: str
-    budget_bytes: int = 0  # for weights and pool together; 0: whatever the writers can allocate
-    host_budget_bytes: int = 0  # of host memory for weights that were demoted; 0: none are
-    # Others have its device's memory while its weights are in host memory: lost there, they are not written anew.
+    budget_bytes: int = 0  # for weights and pool together; 0: no limit
+    host_budget_bytes: int = 0  # host memory for demoted weights; 0: no demotion
+    # True: others use the device's memory while its weights are in host memory. If lost there, they are not reloaded.
     leased: bool = False
     allowed_uids: tuple[int, ...] = ()  # besides the vault's own
     status_address: str = ""  # where /metrics is served; empty: nowhere
-    # After a loss of vault and keeper together, how long mapped engines have to give weights back before others are
-    # written, and how long an owner that lives has to give its pool back before another one is made. It reattaches as
-    # soon as the socket answers; and if it died too, its streams stand still for just as long.
+    # After vault and keeper both died: how long engines have to give back the weights and the pool they still map,
+    # before new ones are made. A living owner reconnects as soon as the socket answers; if the owner died too, its
+    # streams stall for this time.
     weights_donation_s: float = 3.0
     pool_donation_s: float = 1.0
 
     @property
     def marker(self) -> Path:
-        """Says LIVE once a vault has served, WARM while its weights are in host memory only, ENDED after a clean end:
-        tells a first start from a total loss."""
+        """Return the path of the marker file, which distinguishes a first start from a total loss.
+
+        It contains LIVE once a vault has served, WARM while the weights are only in host memory, ENDED after a clean
+        end."""
         return Path(self.socket_path + ".state")
 
     @property
     def lock(self) -> Path:
-        """Whoever holds it is the vault of this socket."""
+        """Return the path of the lock file. The process that holds the lock is the vault of this socket."""
         return Path(self.socket_path + ".lock")
 
     def marked(self, text: str) -> bool:
@@ -50,8 +50,8 @@ class VaultSettings(msgspec.Struct, frozen=True):
             return False
 
     def mark(self, text: str) -> None:
-        """Over what stands there, which needs no room. Where it cannot be written, a total loss will look like a first
-        start: the next vault then waits for nobody to give memory back."""
+        """Overwrite the marker in place, which needs no disk space. If this fails, the next vault takes a total loss
+        for a first start and does not wait for engines to give memory back."""
         if self.marked(text):
             return
         try:

@@ -1,18 +1,20 @@
-"""Where a vault's committed weights are, on the device or in host memory, and how they get from one to the other: a
-pure machine, no I/O, no clock.
+"""Moves a vault's committed weights between the device and host memory: a pure machine, no I/O, no clock.
 
-Theory. Weights are HOT on the device. *Demoted*, they are copied to host memory, and only then is the device's memory
-let go of: they are WARM. *Promoted*, they are copied back, the keeper gets their record again, and only then is host
-memory let go of: they are HOT, the same generation. So at every instant one whole copy is there, and a copy that is not
-whole is in no record: a vault that dies on the way is followed by one with the weights on the device, or with none.
+- Weights on the device are HOT.
+- *Demote*: copy them to host memory, then free the device's memory. They are WARM.
+- *Promote*: copy them back, give the keeper their record again, then free host memory. They are HOT again, as the same
+  generation.
 
-Only weights that nobody reads, writes or works on are moved, one move at a time; one that fails leaves what was before.
+So there is a complete copy at every instant, and an incomplete copy is in no record. If the vault dies during a move,
+the next vault has the weights on the device or not at all. One move runs at a time, and only while no session reads or
+writes the weights or works on the pool.
 
-`TABLE` says which word is taken at which level. A question that is not in it is refused; a report that is not in it is
-a mistake of the shell's.
-
-Always true: what is refused has changed nothing; who asked is answered once, when its move is over or refused; bytes
-are taken only within the room that was told; between `Leave` and `Return` nobody gets the weights.
+Always true:
+- A refused or failed request changes nothing.
+- Each request is answered once, when its move has ended or is refused.
+- A move takes no more memory than the request's `room_bytes`.
+- Between `HideWeights` and `ShowWeights` no session is granted the weights.
+- A report that is not in `TABLE` is a bug in the code that runs this machine.
 """
 
 from __future__ import annotations
@@ -24,20 +26,18 @@ from enum import StrEnum
 import msgspec
 
 
-class Code(StrEnum):
-    """Why something is refused."""
-
+class MoveRefusal(StrEnum):
     EMPTY = "empty"  # nothing is committed here
-    MAPPED = "mapped"  # somebody reads or writes the weights, or owns the pool
-    BUSY = "busy"  # they are on their way already
+    MAPPED = "mapped"  # a session reads or writes the weights, or owns the pool
+    BUSY = "busy"  # a move is under way
     WARM = "warm"  # they are in host memory already
     HOT = "hot"  # they are on the device already
     OVER_BUDGET = "over_budget"
-    FAILED = "failed"  # it was tried
+    FAILED = "failed"  # the copy failed
 
 
-class Level(StrEnum):
-    HOT = "HOT"  # on the device; also where there are none
+class WeightsLevel(StrEnum):
+    HOT = "HOT"  # on the device; also if there are no weights
     DEMOTING = "DEMOTING"
     WARM = "WARM"
     PROMOTING = "PROMOTING"
@@ -46,201 +46,181 @@ class Level(StrEnum):
 # -- events
 
 
-class _Word(msgspec.Struct, frozen=True):
-    """What the machine is told, or tells."""
+class _WarmMessage(msgspec.Struct, frozen=True):
+    """An event or an effect of this machine."""
 
 
-class Demote(_Word, frozen=True):
-    """Somebody asks for the device's memory. What the vault knows at that moment comes along."""
+class DemoteWeights(_WarmMessage, frozen=True):
+    """A request to free the device's memory, with what the vault knows at that moment."""
 
     asker: int
-    generation: int | None  # what is committed
+    generation: int | None  # the committed one
     size_bytes: int
-    users: tuple[str, ...]  # who reads or writes the weights, or works on the pool
-    room_bytes: int  # what host memory may still be taken
+    users: tuple[str, ...]  # sessions that read or write the weights, or work on the pool
+    room_bytes: int  # host memory that may still be taken
 
 
-class Promote(_Word, frozen=True):
-    """Somebody asks for the weights to be on the device again."""
+class PromoteWeights(_WarmMessage, frozen=True):
+    """A request to bring the weights back to the device."""
 
     asker: int
-    room_bytes: int | None  # what the device may still keep; None: no limit was set
+    room_bytes: int | None  # device memory that may still be used; None: no limit was set
 
 
-class Copied(_Word, frozen=True):
-    """All bytes are there, and were compared as far as they can be."""
+class Copied(_WarmMessage, frozen=True):
+    """All bytes are copied, and a sample of them was compared."""
 
 
-class CopyFailed(_Word, frozen=True):
-    """Nothing of the copy is left."""
+class CopyFailed(_WarmMessage, frozen=True):
+    """The copy failed, and its memory has been freed."""
 
     reason: str
 
 
-class Settled(_Word, frozen=True):
-    """The keeper has let go of the record, or has it again."""
+class KeeperUpdated(_WarmMessage, frozen=True):
+    """The keeper has dropped the record, or has it again."""
 
 
-Event = Demote | Promote | Copied | CopyFailed | Settled
+Event = DemoteWeights | PromoteWeights | Copied | CopyFailed | KeeperUpdated
 
 
 # -- effects
 
 
-class Leave(_Word, frozen=True):
-    """From now on nobody gets the weights of the device."""
+class HideWeights(_WarmMessage, frozen=True):
+    """Stop granting the weights on the device."""
 
 
-class CopyOut(_Word, frozen=True):
-    """Take host memory and copy the device's slabs there; then `Copied` or `CopyFailed`."""
-
-    generation: int
-
-
-class FreeDevice(_Word, frozen=True):
-    """Let go of the device's slabs, and of a pool that nobody owns; then `Settled`."""
+class CopyOut(_WarmMessage, frozen=True):
+    """Allocate host memory and copy the device's slabs there; then report `Copied` or `CopyFailed`."""
 
     generation: int
 
 
-class CopyIn(_Word, frozen=True):
-    """Make slabs on the device and copy host memory there; then `Copied` or `CopyFailed`."""
+class FreeDevice(_WarmMessage, frozen=True):
+    """Free the device's slabs, and a pool without owner; then report `KeeperUpdated`."""
 
     generation: int
 
 
-class Record(_Word, frozen=True):
-    """Give the new slabs to the keeper, under the old number; then `Settled`."""
+class CopyIn(_WarmMessage, frozen=True):
+    """Make slabs on the device and copy host memory there; then report `Copied` or `CopyFailed`."""
 
     generation: int
 
 
-class FreeHost(_Word, frozen=True):
-    """Let go of host memory."""
+class RecordSlabs(_WarmMessage, frozen=True):
+    """Give the new slabs to the keeper under the same generation; then report `KeeperUpdated`."""
+
+    generation: int
 
 
-class Return(_Word, frozen=True):
-    """The weights on the device are whole: whoever waits for them gets them."""
+class FreeHost(_WarmMessage, frozen=True):
+    """Free the host memory."""
 
 
-class Done(_Word, frozen=True):
+class ShowWeights(_WarmMessage, frozen=True):
+    """Grant the weights again: they are complete on the device."""
+
+
+class MoveDone(_WarmMessage, frozen=True):
     asker: int
 
 
-class Refuse(_Word, frozen=True):
+class RefuseMove(_WarmMessage, frozen=True):
     asker: int
-    code: Code
+    code: MoveRefusal
     reason: str
 
 
-Effect = Leave | CopyOut | FreeDevice | CopyIn | Record | FreeHost | Return | Done | Refuse
+Effect = HideWeights | CopyOut | FreeDevice | CopyIn | RecordSlabs | FreeHost | ShowWeights | MoveDone | RefuseMove
 
 
 # -- the state
 
 
 @dataclass(frozen=True, slots=True)
-class Warm:
-    """`asker` asked for the move under way."""
+class WarmState:
+    """The machine's state; `asker` is the client that asked for the move under way."""
 
-    level: Level = Level.HOT
+    level: WeightsLevel = WeightsLevel.HOT
     generation: int = 0
     size_bytes: int = 0
     asker: int = 0
-    copied: bool = False  # the move's bytes are there, the keeper does not know yet
+    copied: bool = False  # the bytes are copied, the keeper does not have the record yet
 
     def __repr__(self) -> str:
-        return f"{self.level}" + (f" generation {self.generation}" if self.level is not Level.HOT else "")
+        return f"{self.level}" + (f" generation {self.generation}" if self.level is not WeightsLevel.HOT else "")
 
 
-class Taken(StrEnum):
-    """What becomes of a word."""
-
-    DEMOTE = "it is tried to demote"
-    PROMOTE = "it is tried to promote"
-    COPIED = "the keeper is told"
-    BACK = "all is as before"
-    ARRIVED = "it is at the other level"
-    BUSY = "refused: busy"
-    WARM = "refused: warm"
-    HOT = "refused: hot"
-
-
-_COPYING: Mapping[type, Taken] = {Copied: Taken.COPIED, CopyFailed: Taken.BACK, Settled: Taken.ARRIVED}
-TABLE: Mapping[Level, Mapping[type, Taken]] = {
-    Level.HOT: {Demote: Taken.DEMOTE, Promote: Taken.HOT},
-    Level.DEMOTING: {Demote: Taken.BUSY, Promote: Taken.BUSY, **_COPYING},
-    Level.WARM: {Demote: Taken.WARM, Promote: Taken.PROMOTE},
-    Level.PROMOTING: {Demote: Taken.BUSY, Promote: Taken.BUSY, **_COPYING},
+# For each level and event: None accepts it, a refusal rejects it.
+_MOVING: Mapping[type, MoveRefusal | None] = {
+    DemoteWeights: MoveRefusal.BUSY,
+    PromoteWeights: MoveRefusal.BUSY,
+    Copied: None,
+    CopyFailed: None,
+    KeeperUpdated: None,
 }
-_REFUSALS = {
-    Taken.BUSY: (Code.BUSY, "the weights are on their way: {level}"),
-    Taken.WARM: (Code.WARM, "the weights are in host memory already"),
-    Taken.HOT: (Code.HOT, "nothing is in host memory here"),
+TABLE: Mapping[WeightsLevel, Mapping[type, MoveRefusal | None]] = {
+    WeightsLevel.HOT: {DemoteWeights: None, PromoteWeights: MoveRefusal.HOT},
+    WeightsLevel.DEMOTING: _MOVING,
+    WeightsLevel.WARM: {DemoteWeights: MoveRefusal.WARM, PromoteWeights: None},
+    WeightsLevel.PROMOTING: _MOVING,
+}
+_REASONS = {
+    MoveRefusal.BUSY: "the weights are on their way: {level}",
+    MoveRefusal.WARM: "the weights are in host memory already",
+    MoveRefusal.HOT: "nothing is in host memory here",
 }
 
-Step = tuple[Warm, tuple[Effect, ...]]
+Step = tuple[WarmState, tuple[Effect, ...]]
 
 
-def step(state: Warm, event: Event) -> Step:
-    """What becomes of an event. Effects are to be carried out in their order."""
-    taken = TABLE[state.level].get(type(event))
-    assert taken is not None, f"{event} at {state!r}"
-    if isinstance(event, Demote | Promote) and taken in _REFUSALS:
-        code, reason = _REFUSALS[taken]
-        return state, (Refuse(event.asker, code, reason.format(level=state.level)),)
+def step(state: WarmState, event: Event) -> Step:
+    """Return the state after an event, and its effects, to be carried out in order."""
+    assert type(event) in TABLE[state.level], f"{event} at {state!r}"
+    refused = TABLE[state.level][type(event)]
     match event:
-        case Demote():
+        case DemoteWeights() | PromoteWeights() if refused is not None:
+            return state, (RefuseMove(event.asker, refused, _REASONS[refused].format(level=state.level)),)
+        case DemoteWeights():
             return _demote(state, event)
-        case Promote():
+        case PromoteWeights():
             return _promote(state, event)
         case Copied():
             assert not state.copied, f"copied twice: {state!r}"
-            told = FreeDevice if state.level is Level.DEMOTING else Record
+            told = FreeDevice if state.level is WeightsLevel.DEMOTING else RecordSlabs
             return replace(state, copied=True), (told(state.generation),)
         case CopyFailed():
             assert not state.copied, f"it was copied: {state!r}"
-            return _become_as_before(state, event.reason)
-        case Settled():
+            failed = RefuseMove(state.asker, MoveRefusal.FAILED, event.reason)
+            if state.level is WeightsLevel.DEMOTING:
+                return WarmState(), (FreeHost(), ShowWeights(), failed)
+            return replace(state, level=WeightsLevel.WARM), (failed,)
+        case KeeperUpdated():
             assert state.copied, f"nothing was copied: {state!r}"
-            return _become_other(state)
+            if state.level is WeightsLevel.DEMOTING:
+                return replace(state, level=WeightsLevel.WARM, copied=False), (MoveDone(state.asker),)
+            return WarmState(), (FreeHost(), ShowWeights(), MoveDone(state.asker))
 
 
-def _demote(state: Warm, event: Demote) -> Step:
-    refused = _cannot_demote(event)
-    if refused is not None or event.generation is None:
-        return state, (Refuse(event.asker, *(refused or _NOTHING)),)
-    state = Warm(Level.DEMOTING, event.generation, event.size_bytes, event.asker)
-    return state, (Leave(), CopyOut(event.generation))
-
-
-_NOTHING = (Code.EMPTY, "no weights are committed here")
-
-
-def _cannot_demote(event: Demote) -> tuple[Code, str] | None:
+def _demote(state: WarmState, event: DemoteWeights) -> Step:
     if event.users:
-        return Code.MAPPED, f"in use by {', '.join(event.users)}"
-    if event.generation is not None and event.size_bytes > event.room_bytes:
-        return Code.OVER_BUDGET, f"{event.size_bytes} bytes do not fit: {event.room_bytes} of host memory may be taken"
-    return None
+        refused = MoveRefusal.MAPPED, f"in use by {', '.join(event.users)}"
+    elif event.generation is None:
+        refused = MoveRefusal.EMPTY, "no weights are committed here"
+    elif event.size_bytes > event.room_bytes:
+        room = f"{event.room_bytes} of host memory may be taken"
+        refused = MoveRefusal.OVER_BUDGET, f"{event.size_bytes} bytes do not fit: {room}"
+    else:
+        state = WarmState(WeightsLevel.DEMOTING, event.generation, event.size_bytes, event.asker)
+        return state, (HideWeights(), CopyOut(event.generation))
+    return state, (RefuseMove(event.asker, *refused),)
 
 
-def _promote(state: Warm, event: Promote) -> Step:
+def _promote(state: WarmState, event: PromoteWeights) -> Step:
     if event.room_bytes is not None and state.size_bytes > event.room_bytes:
         reason = f"{state.size_bytes} bytes do not fit: the device may keep {event.room_bytes} more"
-        return state, (Refuse(event.asker, Code.OVER_BUDGET, reason),)
-    state = replace(state, level=Level.PROMOTING, asker=event.asker)
+        return state, (RefuseMove(event.asker, MoveRefusal.OVER_BUDGET, reason),)
+    state = replace(state, level=WeightsLevel.PROMOTING, asker=event.asker)
     return state, (CopyIn(state.generation),)
-
-
-def _become_as_before(state: Warm, reason: str) -> Step:
-    refused = Refuse(state.asker, Code.FAILED, reason)
-    if state.level is Level.DEMOTING:
-        return Warm(), (FreeHost(), Return(), refused)
-    return replace(state, level=Level.WARM), (refused,)
-
-
-def _become_other(state: Warm) -> Step:
-    if state.level is Level.DEMOTING:
-        return replace(state, level=Level.WARM, copied=False), (Done(state.asker),)
-    return Warm(), (FreeHost(), Return(), Done(state.asker))

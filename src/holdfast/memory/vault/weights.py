@@ -1,12 +1,14 @@
-"""The weights of one device, as the vault serves them: the lock machine's effects carried out.
+"""The vault's service for the weights of one device: carries out the effects of `weights_machine`.
 
-Always true: no reader gets a generation that was not committed, and no commit is acknowledged before the keeper has it;
-host slabs are sealed by the vault itself before that; an uncommitted writer's slabs are in no record.
+Always true:
+- A reader gets only a committed generation.
+- A commit is acknowledged after the keeper has the record; before that, the vault itself seals host slabs.
+- Slabs of a writer that has not committed are in no record.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import cast
 
 import msgspec
 
@@ -14,16 +16,21 @@ from holdfast.memory import protocol
 from holdfast.memory.fdsocket import close_all
 from holdfast.memory.layout import Layout
 from holdfast.memory.vault import weights_machine as machine
-from holdfast.memory.vault.kept import Then, nothing
-from holdfast.memory.vault.tags import InOrder, Shared
-from holdfast.memory.vault.uploads import Upload, Why, cannot_commit, wrong_count, wrong_donation, wrong_slab
-
-if TYPE_CHECKING:
-    from holdfast.memory.vault.sessions import Session
+from holdfast.memory.vault.records import Then
+from holdfast.memory.vault.sessions import Session, Upload
+from holdfast.memory.vault.tags import (
+    InOrder,
+    Shared,
+    Why,
+    cannot_commit,
+    wrong_count,
+    wrong_donation,
+    wrong_slab,
+)
 
 PREFIX = "weights/"
-GONE = "no-weights"  # a number: no generation up to it is current, though some reader may have it mapped still
-# A wait may be long (a large model loads for minutes), but never for ever.
+GONE = "no-weights"  # record of a number: no generation up to it is current, though readers may still map it
+# Upper bound on a wait: a large model loads for minutes.
 TIMEOUT_MS_MAX = 24 * 3600 * 1000
 
 _decode_layout = msgspec.msgpack.Decoder(Layout).decode
@@ -31,23 +38,25 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class VaultWeights:
-    """Tag `weights`."""
+    """Carries out what the weights' machine decides, for tag `weights`."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self.state = machine.Weights()
+        self.state = machine.WeightsState()
         self.perform = InOrder(self._carry_out)
         self.layouts: dict[int, Layout] = {}  # by generation
         self._uploads: dict[int, Upload] = {}  # by session
-        self._lost = False  # everything, and nobody has written anew: who still maps the weights may give them back
+        # True after a total loss until weights are written: an engine that still maps the weights may give them back.
+        self._lost = False
 
     # -- the vault's life
 
-    def adopt(self, readers: list[machine.Holder], refill_from_s: float | None) -> None:
-        """Take over what the keeper had; with `refill_from_s` it had lost things, and mappers may give them back.
-        NEVER_S: they were in host memory, and may not be on the device."""
+    def adopt(self, readers: list[machine.GenerationHolder], refill_from_s: float | None) -> None:
+        """Restore the weights from the keeper's records. `refill_from_s` is set if records were lost: until then,
+        clients that map the weights may give them back. NEVER_S: the weights were lost in host memory and are not
+        reloaded."""
         generations = []
-        for key, record in self._shared.kept.records.items():
+        for key, record in self._shared.records.by_key.items():
             if key.startswith(PREFIX):
                 number = int(key.removeprefix(PREFIX))
                 self.layouts[number] = _decode_layout(record.blob)
@@ -55,7 +64,7 @@ class VaultWeights:
         self._lost = refill_from_s is not None and not generations
         known = {generation.number for generation in generations}
         seats = [reader for reader in readers if reader.generation in known]
-        gone = self._shared.kept.records.get(GONE)
+        gone = self._shared.records.by_key.get(GONE)
         self.state, effects = machine.restore(
             generations,
             seats,
@@ -64,12 +73,12 @@ class VaultWeights:
         )
         self.perform(effects)
 
-    def kept_bytes(self) -> int:
-        """On the device. What is in host memory has a layout here, and no record."""
-        records = self._shared.kept.records
-        kept = [layout for number, layout in self.layouts.items() if f"{PREFIX}{number}" in records]
+    def used_bytes(self) -> int:
+        """Return the bytes kept on the device. Weights in host memory have a layout here, but no record."""
+        records = self._shared.records.by_key
+        layouts = [layout for number, layout in self.layouts.items() if f"{PREFIX}{number}" in records]
         uploads = sum(sum(upload.sizes) for upload in self._uploads.values())
-        return sum(sum(layout.slab_sizes) for layout in kept) + uploads
+        return sum(sum(layout.slab_sizes) for layout in layouts) + uploads
 
     def facts(self) -> dict[str, object]:
         current = self.state.current
@@ -80,11 +89,8 @@ class VaultWeights:
             "identity": layout.identity if layout is not None else None,
             "tensors": len(layout.tensors) if layout is not None else 0,
             "readers": len(self.state.readers),
-            "weights_bytes": self.kept_bytes(),
+            "weights_bytes": self.used_bytes(),
         }
-
-    def deadline_s(self) -> float | None:
-        return machine.next_deadline_s(self.state)
 
     # -- calls
 
@@ -98,17 +104,17 @@ class VaultWeights:
         timeout_ms = min(max(0, message.timeout_ms), TIMEOUT_MS_MAX)
         session.weights_call = message.call
         deadline_s = self._shared.now_s() + timeout_ms / 1000
-        self.step(machine.Ask(session.number, message.mode, deadline_s, message.wait_for_writer, message.replace))  # type: ignore[arg-type]
+        mode = cast("machine.Mode", message.mode)  # checked above
+        self.step(machine.RequestLock(session.number, mode, deadline_s, message.wait_for_writer, message.replace))
 
     def add_slabs(self, session: Session, message: protocol.AddSlabs, fds: list[int]) -> None:
-        """Take a writer's slabs; refused ones are closed and change nothing."""
+        """Take a writer's slabs. Refused slabs are closed and change nothing."""
         why = self._cannot_add(session, message.sizes, fds)
         if why is not None:
             close_all(fds)
             session.fail(message.call, *why)
             return
-        upload = self._uploads[session.number]
-        upload.add(message.sizes, fds)
+        self._uploads[session.number].add(message.sizes, fds)
         session.reply(protocol.Done(message.call))
 
     def _cannot_add(self, session: Session, sizes: list[int], fds: list[int]) -> Why | None:
@@ -135,19 +141,20 @@ class VaultWeights:
         del self._uploads[session.number]
         self.layouts[generation] = layout
 
-        def kept() -> None:
+        def recorded() -> None:
             if self.state.writer is not None and self.state.writer.generation == generation:
                 session.weights_call = call
                 self._lost = False
                 self.step(machine.Commit(session.number, layout.hash()))
-            else:  # it let go meanwhile
+            else:  # it released the lock in the meantime
                 self._forget(generation)
                 session.fail(call, "aborted", "the write lock was given up before the commit was done")
 
-        self._shared.kept.put(f"{PREFIX}{generation}", _encode(layout), upload.fds, kept)
+        self._shared.records.put(f"{PREFIX}{generation}", _encode(layout), upload.fds, recorded)
 
     def donate(self, session: Session, message: protocol.Donate, fds: list[int]) -> None:
-        """Everything was lost here: a mapped engine gives its set back, complete and with its hash, or not at all."""
+        """Take weights back from an engine after vault and keeper both died. The set must be complete, with its
+        hash."""
         upload = session.donation
         upload.fds += fds
         layout = message.layout
@@ -172,51 +179,45 @@ class VaultWeights:
         before = self.state.current
         number = self.state.last_generation + 1
         self.layouts[number] = layout
-        self._shared.kept.put(f"{PREFIX}{number}", _encode(layout), fds, nothing)
-        self.step(machine.Donate(session.number, layout.hash()))
+        self._shared.records.put(f"{PREFIX}{number}", _encode(layout), fds)
+        self.step(machine.DonateWeights(session.number, layout.hash()))
         if self.state.current is before or self.state.current is None:
-            self._forget(number)  # the same weights were here already, or they are being written anew
+            self._forget(number)  # the vault has the same weights, or new ones are being written
 
-    def release(self, session: Session, call: int) -> None:
-        self.let_go(session)
-        session.reply(protocol.Done(call))
+    def release(self, session: Session, message: protocol.ReleaseWeights) -> None:
+        self.release_lock(session)
+        session.reply(protocol.Done(message.call))
 
-    def let_go(self, session: Session) -> None:
-        """Whatever it held or waited for."""
+    def release_lock(self, session: Session) -> None:
         session.weights_call = session.weights_granted = 0
         session.generation = None
-        self.step(machine.Leave(session.number))
+        self.step(machine.ReleaseLock(session.number))
         session.remember()
 
-    def fetch(self, session: Session, call: int) -> None:
-        """Descriptors of what this session reads, in as few frames as can be."""
+    def fetch(self, session: Session, message: protocol.FetchSlabs) -> None:
         generation = self.state.generation_of(session.number)
         if generation is None:
-            session.fail(call, "not_reader", "this session holds no weights to fetch")
+            session.fail(message.call, "not_reader", "this session holds no weights to fetch")
             return
-        session.reply_slabs(call, list(self.layouts[generation].slab_sizes), self.slabs(generation))
+        session.reply_slabs(message.call, list(self.layouts[generation].slab_sizes), self.slabs(generation))
 
     # -- slabs that leave the device and come back
 
     def slabs(self, generation: int) -> list[int]:
-        return self._shared.kept.records[f"{PREFIX}{generation}"].fds
+        return self._shared.records.by_key[f"{PREFIX}{generation}"].fds
 
-    def lose(self, generation: int, then: Then) -> None:
-        """Let go of a generation's slabs, not of what is known of it; call `then` once the keeper has done so too."""
-        self._shared.kept.drop(f"{PREFIX}{generation}", then)
+    def drop_slabs(self, generation: int, then: Then) -> None:
+        """Drop a generation's slabs but keep its layout; call `then` once the keeper has dropped them too."""
+        self._shared.records.drop(f"{PREFIX}{generation}", then)
 
-    def keep(self, generation: int, fds: list[int], then: Then) -> None:
-        """Its slabs are here again, and `then` is called once the keeper has them."""
-        self._shared.kept.put(f"{PREFIX}{generation}", _encode(self.layouts[generation]), fds, then)
+    def record_slabs(self, generation: int, fds: list[int], then: Then) -> None:
+        self._shared.records.put(f"{PREFIX}{generation}", _encode(self.layouts[generation]), fds, then)
 
     # -- events and effects
 
     def gone(self, session: Session) -> None:
         session.donation.drop()
-        self.step(machine.Leave(session.number))
-
-    def tick(self) -> None:
-        self.step(machine.Tick())
+        self.step(machine.ReleaseLock(session.number))
 
     def step(self, event: machine.Event) -> None:
         self.state, effects = machine.step(self.state, event, self._shared.now_s())
@@ -225,16 +226,19 @@ class VaultWeights:
     def _carry_out(self, effect: machine.Effect) -> None:
         if isinstance(effect, machine.DropGeneration):
             if self.state.current is None and self.state.superseded:
-                self._shared.kept.put(GONE, str(self.state.last_generation).encode(), [], nothing)
+                self._shared.records.put(GONE, str(self.state.last_generation).encode(), [])
             self._forget(effect.generation)
         elif isinstance(effect, machine.Aborted):
-            self._abort(effect)
+            if (upload := self._uploads.pop(effect.session, None)) is not None:
+                upload.drop()
+            ended = f"writer of generation {effect.generation} ended before its commit"
+            self._shared.note(f"{ended}: nothing of it is kept")
         elif (session := self._shared.sessions.get(effect.session)) is not None:
             self._tell(session, effect)
 
     def _tell(self, session: Session, effect: machine.Effect) -> None:
         call = session.weights_call
-        if not isinstance(effect, machine.Superseded | machine.LetGo):
+        if not isinstance(effect, machine.TellSuperseded | machine.AskToLetGo):
             session.weights_call = 0
         if isinstance(effect, machine.GrantWrite | machine.GrantRead):
             session.weights_granted = call
@@ -255,22 +259,16 @@ class VaultWeights:
                 self._shared.note(f"{session!r} committed generation {effect.generation} ({effect.layout_hash})")
             case machine.AnswerEmpty():
                 session.reply(protocol.WeightsEmpty(call))
-            case machine.TimedOut():
-                session.reply(protocol.Failed(call, "timeout", "nobody committed weights in time"))
-            case machine.Refuse():
+            case machine.LockTimedOut():
+                session.reply(protocol.Failed(call, "timeout", "no weights were committed in time"))
+            case machine.RefuseLock():
                 session.reply(protocol.Failed(call, effect.code, effect.reason))
-            case machine.Superseded():
+            case machine.TellSuperseded():
                 session.reply(protocol.Superseded(effect.by_hash))
-            case machine.LetGo():
+            case machine.AskToLetGo():
                 session.reply(protocol.LetGo())
-
-    def _abort(self, effect: machine.Aborted) -> None:
-        upload = self._uploads.pop(effect.session, None)
-        if upload is not None:
-            upload.drop()
-        self._shared.note(f"writer of generation {effect.generation} ended before its commit: nothing of it is kept")
 
     def _forget(self, generation: int) -> None:
         self.layouts.pop(generation, None)
-        self._shared.kept.drop(f"{PREFIX}{generation}")
+        self._shared.records.drop(f"{PREFIX}{generation}")
         self._shared.note(f"generation {generation} is dropped")

@@ -1,20 +1,26 @@
-"""Who may write and who may read the weights on one device: a pure machine, no I/O, no clock.
+"""Admission to the weights on one device: decides which session may write and which may read. A pure machine, no I/O,
+no clock.
 
-Theory. A *generation* is one committed set of slabs with its layout. One session at a time *writes* a generation
-that nobody else can see; its commit makes it the *current* one, which new readers get, and makes the writer its first
-reader. A writer that ends before commit leaves what was there before it: nothing, or the committed generation it meant
-to replace. Replacing makes a generation beside the old one, so it never delays a reader; the old one is kept until its
-last reader has left. Where both do not fit, the old one is *dropped* first: its readers are asked to let go, nobody new
-gets it meanwhile, and it goes when the last has; a reader that cannot do without it is not pressed, the wish times out.
-Whoever cannot be answered yet waits, and every waiter is judged anew on each change, oldest first. While the current
-generation is *away* (in host memory, or on its way; see warm_machine.py) nobody gets it, and whoever wants it waits.
+A *generation* is one committed set of slabs with its layout.
+- Write: one session at a time writes a generation that no other session can see. Its commit makes this generation the
+  *current* one, which new readers get, and makes the writer its first reader. If the writer ends before commit, the
+  state stays as before: no weights, or the generation it would have replaced.
+- Replace: the new generation is made beside the old one, so no reader is delayed. The old one is kept until its last
+  reader has left.
+- Drop: if both generations do not fit, the old one is dropped first. Its readers are asked to release it, and no new
+  reader is admitted. When the last reader has left, it is dropped. Readers are not forced: the request may time out.
+- Wait: a request that cannot be answered yet waits. Every change evaluates all waiters again, oldest first.
+- Away: while the current generation is in host memory or being moved (warm_machine.py), no session is granted it.
 
-`TABLE` is the whole of admission: what is wished, in which situation, gets which answer.
+`TABLE` contains all of admission: the answer for each kind of request in each situation.
 
-Always true: at most one writer; a granted generation is a committed one; a waiter that is gone is granted nothing
-(facts 17); a waiter is never granted after its deadline; generation numbers grow; a committed generation is dropped
-only unread, and superseded or asked to go; an event with no `Refuse` for its session among the effects was accepted;
-`next_deadline_s` is never in the past after a step.
+Always true:
+- There is at most one writer, and a granted generation is a committed one.
+- A waiter is granted nothing after it is gone (facts 17) or after its deadline.
+- Generation numbers grow.
+- A committed generation is dropped only if it has no reader, and is superseded or its memory was requested.
+- An event was accepted if its effects contain no `RefuseLock` for its session.
+- After a step, `next_deadline_s` is never in the past.
 """
 
 from __future__ import annotations
@@ -27,18 +33,16 @@ from typing import Literal
 
 import msgspec
 
-# More than all ranks and standbys a machine can run; past a thousand something is looping, and each step stays short.
+# More than all ranks and standbys of a machine. More waiters mean that a client is looping; keeps each step short.
 WAITERS_MAX = 1024
-NEVER_S = math.inf  # as a time
+NEVER_S = math.inf  # a time that never comes
 
 Mode = Literal["rw", "ro", "rw_or_ro", "drop"]
 
 
-class Code(StrEnum):
-    """Why something is refused."""
-
+class WeightsRefusal(StrEnum):
     COMMITTED = "committed"  # rw without `replace` on committed weights
-    STALE = "stale"  # the hash it was about is not, or no longer, the current one
+    STALE = "stale"  # the hash named in the request is not the current one
     BUSY = "busy"  # the session waits or holds something already
     NOT_WRITER = "not_writer"
     TOO_MANY = "too_many"
@@ -48,134 +52,133 @@ class Code(StrEnum):
 # -- events
 
 
-class _Word(msgspec.Struct, frozen=True):
-    """What the machine is told, or tells."""
+class _WeightsMessage(msgspec.Struct, frozen=True):
+    """An event or an effect of this machine."""
 
 
-class _OfSession(_Word, frozen=True):
+class _WeightsSessionMessage(_WeightsMessage, frozen=True):
     session: int
 
 
-class Ask(_OfSession, frozen=True):
-    """A session asks for a lock. `wait_for_writer`: an `ro` stays where it would else be answered EMPTY. With `drop` it
-    asks for an empty device instead: what is named in `replace` is to go, since a new one does not fit beside it."""
+class RequestLock(_WeightsSessionMessage, frozen=True):
+    """A session asks for a lock. With `wait_for_writer`, an `ro` request waits for a writer instead of getting
+    `AnswerEmpty`. `drop` asks to drop the weights named in `replace`, because new ones do not fit beside them."""
 
     mode: Mode
     deadline_s: float
     wait_for_writer: bool = False
-    replace: str | None = None  # `rw` and `drop`: the hash of the committed weights it means to replace
+    replace: str | None = None  # `rw` and `drop`: the hash of the committed weights to replace
 
 
-class Commit(_OfSession, frozen=True):
-    """The writer is done. By now its slabs are sealed and the keeper has the record."""
+class Commit(_WeightsSessionMessage, frozen=True):
+    """The writer has finished. Its slabs are already sealed, and the keeper has the record."""
 
     layout_hash: str
 
 
-class Donate(_OfSession, frozen=True):
-    """After vault and keeper both died: a session that still maps a complete generation gives it back.
+class DonateWeights(_WeightsSessionMessage, frozen=True):
+    """After vault and keeper both died, a session that still maps a complete generation gives it back.
 
-    The hash was checked against the whole set. With the same weights here already it becomes one more reader.
+    The vault has checked the hash against the whole set. If it has the same weights already, the session becomes a
+    reader of those.
     """
 
     layout_hash: str
 
 
-class Leave(_OfSession, frozen=True):
-    """The session gives up whatever it holds or waits for, by its word or because its connection ended.
+class ReleaseLock(_WeightsSessionMessage, frozen=True):
+    """The session releases what it holds or waits for, on request or because its connection ended.
 
-    Never refused: its word may cross an answer on its way.
+    Never refused, because the answer may already be on its way.
     """
 
 
-class Move(_Word, frozen=True):
-    """The current generation, which nobody reads or replaces, leaves the device (`away`) or is whole there again."""
+class WeightsMoved(_WeightsMessage, frozen=True):
+    """The current generation leaves the device (`away`) or is back on it. It has no reader and no replacement."""
 
     away: bool
 
 
-class Tick(_Word, frozen=True):
+class WeightsTick(_WeightsMessage, frozen=True):
     """Time has passed."""
 
 
-Event = Ask | Commit | Donate | Leave | Move | Tick
+Event = RequestLock | Commit | DonateWeights | ReleaseLock | WeightsMoved | WeightsTick
 
 
 # -- effects
 
 
-class GrantWrite(_OfSession, frozen=True):
+class GrantWrite(_WeightsSessionMessage, frozen=True):
     generation: int
     replacing: str | None
 
 
-class GrantRead(_OfSession, frozen=True):
+class GrantRead(_WeightsSessionMessage, frozen=True):
     generation: int
     layout_hash: str
 
 
-class AnswerEmpty(_OfSession, frozen=True):
-    """Nothing is here, and nobody is writing."""
+class AnswerEmpty(_WeightsSessionMessage, frozen=True):
+    """Nothing is committed here, and no session is writing."""
 
 
-class Refuse(_OfSession, frozen=True):
-    code: Code
+class RefuseLock(_WeightsSessionMessage, frozen=True):
+    code: WeightsRefusal
     reason: str
 
 
-class TimedOut(_OfSession, frozen=True):
-    """Its deadline has come, and it waits no longer."""
+class LockTimedOut(_WeightsSessionMessage, frozen=True):
+    """The request's deadline has passed; the session no longer waits."""
 
 
-class Committed(_OfSession, frozen=True):
+class Committed(_WeightsSessionMessage, frozen=True):
     """The session's generation is the current one, and the session reads it from now on."""
 
     generation: int
     layout_hash: str
 
 
-class Aborted(_OfSession, frozen=True):
-    """The writer ended before commit: drop its slabs. It may be gone, so this is news for the vault, not for it."""
+class Aborted(_WeightsSessionMessage, frozen=True):
+    """The writer ended before commit: drop its slabs. Addressed to the vault, because the writer may be gone."""
 
     generation: int
 
 
-class Superseded(_OfSession, frozen=True):
-    """To a reader of what was current until now: newer weights are here, yours stay as long as you hold them."""
+class TellSuperseded(_WeightsSessionMessage, frozen=True):
+    """Tell a reader that newer weights are committed; its own stay as long as it holds them."""
 
     by_hash: str
 
 
-class LetGo(_OfSession, frozen=True):
-    """To a reader of the current weights: somebody waits for their place. Whoever can do without them lets go."""
+class AskToLetGo(_WeightsSessionMessage, frozen=True):
+    """Tell a reader of the current weights that another session needs their memory; it may release them."""
 
 
-class DropGeneration(_Word, frozen=True):
-    """Superseded or asked to go, and nobody reads it any more: drop its slabs and its record."""
+class DropGeneration(_WeightsMessage, frozen=True):
+    """Drop slabs and record of a generation that has no reader left, and is superseded or whose memory is needed."""
 
     generation: int
 
 
-Answered = GrantWrite | GrantRead | AnswerEmpty | Refuse | TimedOut | Committed
-Effect = Answered | Aborted | Superseded | LetGo | DropGeneration
+Answered = GrantWrite | GrantRead | AnswerEmpty | RefuseLock | LockTimedOut | Committed
+Effect = Answered | Aborted | TellSuperseded | AskToLetGo | DropGeneration
 
-# -- the state, and the table by which a wish is answered
+# -- the state, and the table that answers a request
 
 
-class Situation(StrEnum):
-    """What a wish meets."""
-
+class WeightsSituation(StrEnum):
     EMPTY = "empty"
-    HELD = "held"  # empty after a total loss: whoever still maps the old bytes may yet give them back
+    HELD = "held"  # empty after a total loss: an engine that still maps the old bytes may give them back
     WRITING = "writing"  # a first generation is being written
     COMMITTED = "committed"
     READ = "read"  # committed, and in use
-    DROPPING = "dropping"  # in use, and somebody waits for its place
+    DROPPING = "dropping"  # in use, and another session waits for its memory
     REPLACING = "replacing"  # committed, and the next generation is being written
     AWAY = "away"  # committed, and not on the device
 
 
-class Wish(StrEnum):
+class LockKind(StrEnum):
     READ = "ro"
     READ_WHEN_WRITTEN = "ro, waiting for a writer"
     EITHER = "rw_or_ro"
@@ -186,7 +189,7 @@ class Wish(StrEnum):
     DROP_OTHER = "drop another hash"
 
 
-class Answer(StrEnum):
+class LockAnswer(StrEnum):
     READ = "read"
     WRITE = "write"
     WAIT = "wait"
@@ -196,22 +199,23 @@ class Answer(StrEnum):
     STALE = "refused: stale"
 
 
-def _row(*answers: Answer) -> Mapping[Situation, Answer]:
-    return dict(zip(Situation, answers, strict=True))
+def _row(*answers: LockAnswer) -> Mapping[WeightsSituation, LockAnswer]:
+    return dict(zip(WeightsSituation, answers, strict=True))
 
 
-_READ, _WRITE, _WAIT, _STALE, _TAKEN = Answer.READ, Answer.WRITE, Answer.WAIT, Answer.STALE, Answer.COMMITTED
+_READ, _WRITE, _WAIT, _EMPTY = LockAnswer.READ, LockAnswer.WRITE, LockAnswer.WAIT, LockAnswer.EMPTY
+_DROP, _TAKEN, _STALE = LockAnswer.DROP, LockAnswer.COMMITTED, LockAnswer.STALE
 # fmt: off
-TABLE: Mapping[Wish, Mapping[Situation, Answer]] = {
-    #                            EMPTY         HELD          WRITING COMMITTED    READ    DROPPING REPLACING AWAY
-    Wish.READ:              _row(Answer.EMPTY, _WAIT,        _WAIT,  _READ,       _READ,  _WAIT,   _READ,    _WAIT),
-    Wish.READ_WHEN_WRITTEN: _row(_WAIT,        _WAIT,        _WAIT,  _READ,       _READ,  _WAIT,   _READ,    _WAIT),
-    Wish.EITHER:            _row(_WRITE,       _WAIT,        _WAIT,  _READ,       _READ,  _WAIT,   _READ,    _WAIT),
-    Wish.WRITE:             _row(_WRITE,       _WAIT,        _WAIT,  _TAKEN,      _TAKEN, _TAKEN,  _TAKEN,   _TAKEN),
-    Wish.REPLACE:           _row(_STALE,       _STALE,       _STALE, _WRITE,      _WRITE, _WAIT,   _WAIT,    _WAIT),
-    Wish.REPLACE_OTHER:     _row(_STALE,       _STALE,       _STALE, _STALE,      _STALE, _STALE,  _STALE,   _STALE),
-    Wish.DROP:              _row(_STALE,       _STALE,       _STALE, Answer.DROP, _WAIT,  _WAIT,   _WAIT,    _WAIT),
-    Wish.DROP_OTHER:        _row(Answer.EMPTY, Answer.EMPTY, _STALE, _STALE,      _STALE, _STALE,  _STALE,   _STALE),
+TABLE: Mapping[LockKind, Mapping[WeightsSituation, LockAnswer]] = {
+    #                                EMPTY   HELD    WRITING COMMITTED READ    DROPPING REPLACING AWAY
+    LockKind.READ:              _row(_EMPTY, _WAIT,  _WAIT,  _READ,    _READ,  _WAIT,   _READ,    _WAIT),
+    LockKind.READ_WHEN_WRITTEN: _row(_WAIT,  _WAIT,  _WAIT,  _READ,    _READ,  _WAIT,   _READ,    _WAIT),
+    LockKind.EITHER:            _row(_WRITE, _WAIT,  _WAIT,  _READ,    _READ,  _WAIT,   _READ,    _WAIT),
+    LockKind.WRITE:             _row(_WRITE, _WAIT,  _WAIT,  _TAKEN,   _TAKEN, _TAKEN,  _TAKEN,   _TAKEN),
+    LockKind.REPLACE:           _row(_STALE, _STALE, _STALE, _WRITE,   _WRITE, _WAIT,   _WAIT,    _WAIT),
+    LockKind.REPLACE_OTHER:     _row(_STALE, _STALE, _STALE, _STALE,   _STALE, _STALE,  _STALE,   _STALE),
+    LockKind.DROP:              _row(_STALE, _STALE, _STALE, _DROP,    _WAIT,  _WAIT,   _WAIT,    _WAIT),
+    LockKind.DROP_OTHER:        _row(_EMPTY, _EMPTY, _STALE, _STALE,   _STALE, _STALE,  _STALE,   _STALE),
 }
 # fmt: on
 
@@ -223,24 +227,24 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """Who writes a generation, or reads it."""
+class GenerationHolder:
+    """A session that writes or reads a generation."""
 
     session: int
     generation: int
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Weights:
-    """The state. `superseded` holds generations that are still read; sessions are connections, by number."""
+class WeightsState:
+    """The machine's state. `superseded` has older generations that still have readers; sessions are numbers."""
 
     last_generation: int = 0
     current: Generation | None = None
     superseded: tuple[Generation, ...] = ()
-    writer: Holder | None = None
-    readers: tuple[Holder, ...] = ()
-    waiters: tuple[Ask, ...] = ()
-    refill_from_s: float | None = None  # nothing is written anew before this time (`NEVER_S`: at all); see Donate
+    writer: GenerationHolder | None = None
+    readers: tuple[GenerationHolder, ...] = ()
+    waiters: tuple[RequestLock, ...] = ()
+    refill_from_s: float | None = None  # no first generation is written before this time (`NEVER_S`: never)
     away: bool = False  # the current generation is not on the device
 
     def __repr__(self) -> str:
@@ -256,7 +260,7 @@ class Weights:
 
     @property
     def phase(self) -> str:
-        """EMPTY, LOST, RW, COMMITTED, AWAY or RO; a replacement at work changes nothing for readers: not shown."""
+        """Return EMPTY, LOST, RW, COMMITTED, AWAY or RO. A replacement being written does not change the phase."""
         if self.away:
             return "AWAY"
         if self.current is None and self.writer is None:
@@ -266,27 +270,26 @@ class Weights:
         return "RO" if self.readers_of(self.current) else "COMMITTED"
 
     def generation_of(self, session: int) -> int | None:
-        """What a session holds for reading."""
         return next((reader.generation for reader in self.readers if reader.session == session), None)
 
-    def situation(self) -> Situation:
+    def situation(self) -> WeightsSituation:
         if self.away:
-            return Situation.AWAY
+            return WeightsSituation.AWAY
         if self.current is None and self.writer is None:
-            return Situation.EMPTY if self.refill_from_s is None else Situation.HELD
+            return WeightsSituation.EMPTY if self.refill_from_s is None else WeightsSituation.HELD
         if self.current is None or self.writer is not None:
-            return Situation.WRITING if self.current is None else Situation.REPLACING
+            return WeightsSituation.WRITING if self.current is None else WeightsSituation.REPLACING
         if not self.readers_of(self.current):
-            return Situation.COMMITTED
+            return WeightsSituation.COMMITTED
         going = self.current.layout_hash
         dropping = any(ask.mode == "drop" and ask.replace == going for ask in self.waiters)
-        return Situation.DROPPING if dropping else Situation.READ
+        return WeightsSituation.DROPPING if dropping else WeightsSituation.READ
 
     def readers_of(self, generation: Generation | None) -> list[int]:
         return [reader.session for reader in self.readers if generation and reader.generation == generation.number]
 
     def place_of(self, session: int) -> str:
-        """What a session does here, in words; empty: nothing."""
+        """Return as text whether a session writes, reads or waits; empty if none of these."""
         if self.writer is not None and self.writer.session == session:
             return f"writes generation {self.writer.generation}"
         if (held := self.generation_of(session)) is not None:
@@ -294,40 +297,41 @@ class Weights:
         return "waits" if any(waiter.session == session for waiter in self.waiters) else ""
 
 
-def judge(state: Weights, ask: Ask) -> Answer:
-    return TABLE[_wish(state, ask)][state.situation()]
+def judge(state: WeightsState, ask: RequestLock) -> LockAnswer:
+    return TABLE[_kind(state, ask)][state.situation()]
 
 
-def _wish(state: Weights, ask: Ask) -> Wish:
+def _kind(state: WeightsState, ask: RequestLock) -> LockKind:
     if ask.replace is not None:
         here = state.current is not None and state.current.layout_hash == ask.replace
         if ask.mode == "drop":
-            return Wish.DROP if here else Wish.DROP_OTHER
-        return Wish.REPLACE if here else Wish.REPLACE_OTHER
+            return LockKind.DROP if here else LockKind.DROP_OTHER
+        return LockKind.REPLACE if here else LockKind.REPLACE_OTHER
     if ask.mode == "ro":
-        return Wish.READ_WHEN_WRITTEN if ask.wait_for_writer else Wish.READ
-    return Wish.WRITE if ask.mode == "rw" else Wish.EITHER
+        return LockKind.READ_WHEN_WRITTEN if ask.wait_for_writer else LockKind.READ
+    return LockKind.WRITE if ask.mode == "rw" else LockKind.EITHER
 
 
-Step = tuple[Weights, tuple[Effect, ...]]
+Step = tuple[WeightsState, tuple[Effect, ...]]
 
 
 def restore(
     generations: Iterable[Generation],
-    readers: Iterable[Holder] = (),
+    readers: Iterable[GenerationHolder] = (),
     last_generation: int = 0,
     refill_from_s: float | None = None,
     gone: int = 0,
 ) -> Step:
-    """A new vault's state from the keeper's records; a reader listed here keeps its seat until its `Leave`. None up to
-    `gone` is current: what was had to go. An unfinished writer has no record, and is told so when it comes back."""
+    """Return a new vault's state from the keeper's records. A reader listed here stays one until its `ReleaseLock`.
+    Generations up to `gone` are not current: they were dropped. An unfinished writer has no record; the vault tells it
+    so when it reconnects."""
     known = sorted(generations, key=lambda generation: generation.number)
     numbers = [generation.number for generation in known]
     assert len(set(numbers)) == len(numbers), f"a generation is recorded twice: {numbers}"
     seats = tuple(readers)
     assert all(reader.generation in numbers for reader in seats), "a reader's generation is not recorded"
     current = known.pop() if known and known[-1].number > gone else None
-    state = Weights(
+    state = WeightsState(
         last_generation=max([last_generation, gone, *numbers]),
         current=current,
         superseded=tuple(known),
@@ -337,81 +341,85 @@ def restore(
     return _drop_unread(state)
 
 
-def next_deadline_s(state: Weights) -> float | None:
-    """When a `Tick` is due, if nothing else happens before."""
+def next_deadline_s(state: WeightsState) -> float | None:
+    """Return when a `WeightsTick` is due, if no other event comes before."""
     refill = (state.refill_from_s,) if state.waiters and state.refill_from_s is not None else ()
     return min((*refill, *(waiter.deadline_s for waiter in state.waiters)), default=None)
 
 
-def step(state: Weights, event: Event, now_s: float) -> Step:
-    """What becomes of an event. Effects are to be carried out in their order."""
+def step(state: WeightsState, event: Event, now_s: float) -> Step:
+    """Return the state after the event, and its effects, to be carried out in order."""
     if state.refill_from_s is not None and now_s >= state.refill_from_s:
         state = replace(state, refill_from_s=None)
     applied: tuple[Effect, ...] = ()
     match event:
-        case Ask():
+        case RequestLock():
             state, applied = _ask(state, event)
         case Commit():
             state, applied = _commit(state, event)
-        case Donate():
+        case DonateWeights():
             state, applied = _donate(state, event)
-        case Leave():
+        case ReleaseLock():
             state, applied = _leave(state, event.session)
-        case Move():
-            assert state.situation() is (Situation.COMMITTED if event.away else Situation.AWAY), f"{event}: {state!r}"
+        case WeightsMoved():
+            assert state.situation() is (WeightsSituation.COMMITTED if event.away else WeightsSituation.AWAY), (
+                f"{event}: {state!r}"
+            )
             state = replace(state, away=event.away)
-    # Past its deadline nobody is granted anything; but who asks with no time at all is still judged once.
-    state, late = _expire(state, now_s, spare=event if isinstance(event, Ask) else None)
-    state, settled = _settle(state)
+    # Nothing is granted after a request's deadline; a request with a timeout of 0 is still evaluated once.
+    state, late = _expire(state, now_s, spare=event if isinstance(event, RequestLock) else None)
+    state, settled = _answer_waiters(state)
     state, expired = _expire(state, now_s)
     state, overfull = _bound(state)
     state, dropped = _drop_unread(state)
     return state, applied + late + settled + expired + overfull + dropped
 
 
-def _ask(state: Weights, ask: Ask) -> Step:
+def _ask(state: WeightsState, ask: RequestLock) -> Step:
     if ask.mode not in ("rw", "drop") and ask.replace is not None:
-        return state, (Refuse(ask.session, Code.BAD_REQUEST, f"{ask.mode} replaces nothing: ask for rw"),)
+        return state, (RefuseLock(ask.session, WeightsRefusal.BAD_REQUEST, f"{ask.mode} replaces nothing: ask for rw"),)
     if ask.mode == "drop" and ask.replace is None:
-        return state, (Refuse(ask.session, Code.BAD_REQUEST, "drop takes the hash of what is to go"),)
+        return state, (RefuseLock(ask.session, WeightsRefusal.BAD_REQUEST, "drop takes the hash of what is to go"),)
     if taken := state.place_of(ask.session):
-        return state, (Refuse(ask.session, Code.BUSY, f"this session {taken} already"),)
-    pressed = state.readers_of(state.current) if _wish(state, ask) is Wish.DROP else ()
-    return replace(state, waiters=(*state.waiters, ask)), tuple(LetGo(session) for session in pressed)
+        return state, (RefuseLock(ask.session, WeightsRefusal.BUSY, f"this session {taken} already"),)
+    pressed = state.readers_of(state.current) if _kind(state, ask) is LockKind.DROP else ()
+    return replace(state, waiters=(*state.waiters, ask)), tuple(AskToLetGo(session) for session in pressed)
 
 
-def _commit(state: Weights, event: Commit) -> Step:
+def _commit(state: WeightsState, event: Commit) -> Step:
     writer = state.writer
     if writer is None or writer.session != event.session:
-        return state, (Refuse(event.session, Code.NOT_WRITER, "this session holds no write lock: nothing to commit"),)
+        return state, (
+            RefuseLock(event.session, WeightsRefusal.NOT_WRITER, "this session holds no write lock: nothing to commit"),
+        )
     committed = Generation(writer.generation, event.layout_hash)
     return _become_current(replace(state, writer=None), committed, event.session)
 
 
-def _become_current(state: Weights, committed: Generation, session: int) -> Step:
+def _become_current(state: WeightsState, committed: Generation, session: int) -> Step:
     superseded = state.superseded if state.current is None else (*state.superseded, state.current)
-    told = tuple(Superseded(reader, committed.layout_hash) for reader in state.readers_of(state.current))
-    readers = (*state.readers, Holder(session, committed.number))
+    told = tuple(TellSuperseded(reader, committed.layout_hash) for reader in state.readers_of(state.current))
+    readers = (*state.readers, GenerationHolder(session, committed.number))
     state = replace(state, current=committed, superseded=superseded, readers=readers)
     return state, (Committed(session, committed.number, committed.layout_hash), *told)
 
 
-def _donate(state: Weights, event: Donate) -> Step:
+def _donate(state: WeightsState, event: DonateWeights) -> Step:
     session = event.session
     if taken := state.place_of(session):
-        return state, (Refuse(session, Code.BUSY, f"this session {taken} already"),)
+        return state, (RefuseLock(session, WeightsRefusal.BUSY, f"this session {taken} already"),)
     if state.writer is not None and state.current is None:
-        return state, (Refuse(session, Code.STALE, "too late: the weights are being written anew"),)
+        return state, (RefuseLock(session, WeightsRefusal.STALE, "too late: new weights are being written"),)
     if state.current is None:
         number = state.last_generation + 1
         donated = Generation(number, event.layout_hash)
         return _become_current(replace(state, last_generation=number), donated, session)
     if state.current.layout_hash != event.layout_hash or state.away:
-        return state, (Refuse(session, Code.STALE, f"the weights here are {state.current.layout_hash}"),)
+        return state, (RefuseLock(session, WeightsRefusal.STALE, f"the weights here are {state.current.layout_hash}"),)
     return _grant_read(state, [session], state.current)
 
 
-def _leave(state: Weights, session: int) -> Step:
+def _leave(state: WeightsState, session: int) -> Step:
     effects: tuple[Effect, ...] = ()
     if state.writer is not None and state.writer.session == session:
         effects = (Aborted(session, state.writer.generation),)
@@ -421,79 +429,80 @@ def _leave(state: Weights, session: int) -> Step:
     return replace(state, readers=readers, waiters=waiters), effects
 
 
-def _without(state: Weights, *asks: Ask) -> Weights:
-    """A session waits once."""
+def _without(state: WeightsState, *asks: RequestLock) -> WeightsState:
+    """Remove these sessions' waiters: a session has at most one."""
     answered = {ask.session for ask in asks}
     return replace(state, waiters=tuple(waiter for waiter in state.waiters if waiter.session not in answered))
 
 
-def _expire(state: Weights, now_s: float, spare: Ask | None = None) -> Step:
+def _expire(state: WeightsState, now_s: float, spare: RequestLock | None = None) -> Step:
     late = tuple(waiter for waiter in state.waiters if waiter.deadline_s <= now_s and waiter is not spare)
-    return _without(state, *late), tuple(TimedOut(waiter.session) for waiter in late)
+    return _without(state, *late), tuple(LockTimedOut(waiter.session) for waiter in late)
 
 
-def _bound(state: Weights) -> Step:
-    """Only an `Ask` adds a waiter, at the end: it is the one there is no room for."""
+def _bound(state: WeightsState) -> Step:
+    """Refuse the newest waiter if there are too many: only a `RequestLock` adds one, at the end."""
     if len(state.waiters) <= WAITERS_MAX:
         return state, ()
     extra = state.waiters[-1]
     reason = f"{WAITERS_MAX} sessions wait here already"
-    return _without(state, extra), (Refuse(extra.session, Code.TOO_MANY, reason),)
+    return _without(state, extra), (RefuseLock(extra.session, WeightsRefusal.TOO_MANY, reason),)
 
 
-def _drop_unread(state: Weights) -> Step:
+def _drop_unread(state: WeightsState) -> Step:
     read = {reader.generation for reader in state.readers}
     unread = tuple(generation for generation in state.superseded if generation.number not in read)
     kept = tuple(generation for generation in state.superseded if generation.number in read)
     return replace(state, superseded=kept), tuple(DropGeneration(generation.number) for generation in unread)
 
 
-# -- the waiters, judged anew
+# -- evaluating the waiters again
 
 
-def _settle(state: Weights) -> Step:
-    """What is to go, goes; the oldest who may write, writes; everyone else is judged by what that made of it."""
+def _answer_waiters(state: WeightsState) -> Step:
+    """Drop the current generation if a waiter may have it dropped, grant the write lock to the oldest waiter that may
+    have it, then answer the others from the new state."""
     told: list[Effect] = []
-    for answer, grant in ((Answer.DROP, _drop_current), (Answer.WRITE, _grant_write)):
+    for answer, grant in ((LockAnswer.DROP, _drop_current), (LockAnswer.WRITE, _grant_write)):
         first = next((ask for ask in state.waiters if judge(state, ask) is answer), None)
         if first is not None:
             state, effects = grant(state, first)
             told += effects
     judged = [(ask, judge(state, ask)) for ask in state.waiters]
-    assert all(answer is not Answer.WRITE for _, answer in judged), f"two writers: {state!r}"
-    state = replace(state, waiters=tuple(ask for ask, answer in judged if answer is Answer.WAIT))
+    assert all(answer is not LockAnswer.WRITE for _, answer in judged), f"two writers: {state!r}"
+    state = replace(state, waiters=tuple(ask for ask, answer in judged if answer is LockAnswer.WAIT))
     if state.current is not None:
-        reading = [ask.session for ask, answer in judged if answer is Answer.READ]
+        reading = [ask.session for ask, answer in judged if answer is LockAnswer.READ]
         state, effects = _grant_read(state, reading, state.current)
         told += effects
-    told += [_deny(state, ask, answer) for ask, answer in judged if answer not in (Answer.WAIT, Answer.READ)]
+    told += [_deny(state, ask, answer) for ask, answer in judged if answer not in (LockAnswer.WAIT, LockAnswer.READ)]
     return state, tuple(told)
 
 
-def _drop_current(state: Weights, ask: Ask) -> Step:
+def _drop_current(state: WeightsState, ask: RequestLock) -> Step:
     assert state.current is not None
     effects = (DropGeneration(state.current.number), AnswerEmpty(ask.session))
     return replace(_without(state, ask), current=None), effects
 
 
-def _grant_write(state: Weights, ask: Ask) -> Step:
+def _grant_write(state: WeightsState, ask: RequestLock) -> Step:
     assert state.writer is None, f"two writers: {state!r}"
     number = state.last_generation + 1
-    state = replace(_without(state, ask), last_generation=number, writer=Holder(ask.session, number))
+    state = replace(_without(state, ask), last_generation=number, writer=GenerationHolder(ask.session, number))
     return state, (GrantWrite(ask.session, number, ask.replace),)
 
 
-def _grant_read(state: Weights, sessions: Sequence[int], current: Generation) -> Step:
-    readers = tuple(Holder(session, current.number) for session in sessions)
+def _grant_read(state: WeightsState, sessions: Sequence[int], current: Generation) -> Step:
+    readers = tuple(GenerationHolder(session, current.number) for session in sessions)
     granted = tuple(GrantRead(session, current.number, current.layout_hash) for session in sessions)
     return replace(state, readers=state.readers + readers), granted
 
 
-def _deny(state: Weights, ask: Ask, answer: Answer) -> Effect:
-    if answer is Answer.EMPTY:
+def _deny(state: WeightsState, ask: RequestLock, answer: LockAnswer) -> Effect:
+    if answer is LockAnswer.EMPTY:
         return AnswerEmpty(ask.session)
     here = "nothing is" if state.current is None else f"{state.current.layout_hash} is"
-    if answer is Answer.STALE:
-        return Refuse(ask.session, Code.STALE, f"asked to replace {ask.replace}, but {here} here")
-    assert answer is Answer.COMMITTED, f"{answer} denies nothing"
-    return Refuse(ask.session, Code.COMMITTED, f"{here} committed here: replacing it takes its hash")
+    if answer is LockAnswer.STALE:
+        return RefuseLock(ask.session, WeightsRefusal.STALE, f"asked to replace {ask.replace}, but {here} here")
+    assert answer is LockAnswer.COMMITTED, f"{answer} denies nothing"
+    return RefuseLock(ask.session, WeightsRefusal.COMMITTED, f"{here} committed here: replacing it takes its hash")

@@ -15,8 +15,8 @@ from pathlib import Path
 from msgspec import Struct
 
 from holdfast.core.errors import UserError
+from holdfast.core.log_files import say
 from holdfast.core.tasks import Tasks
-from holdfast.core.unwritten import say
 from holdfast.fleet.room import HOST
 from holdfast.memory.devices.host_room import free_host_bytes
 from holdfast.roles.devices import look, sizes_of
@@ -156,7 +156,7 @@ class HoldfastAgent:
         write_record(state_dir, Record.of_process(os.getpid(), NAME, NAME))
 
     async def _look_on(self, state_dir: Path) -> None:
-        """For `holdfast ps` of this node."""
+        """For `holdfast status` of this node."""
         while True:
             beat(state_dir)
             await asyncio.sleep(BEAT_S)
@@ -168,7 +168,7 @@ class HoldfastAgent:
 def totals_of(site: AgentSite) -> dict[str, int]:
     """What replicas may have together of each device of this node."""
     if site.node.resource == cluster.GPU:
-        from holdfast.engines.torch.gpu.memory_plan import usable_bytes  # loads numpy
+        from holdfast.engines.torch.memory_plan import usable_bytes  # loads numpy
 
         found = look()
         gpus = found.gpus[: site.node.devices]

@@ -26,7 +26,7 @@ from typing import Any
 
 from holdfast.core.errors import Refused
 from holdfast.core.procfs import is_stopped
-from holdfast.core.tasks import Tasks, beside, first
+from holdfast.core.tasks import Tasks, beside, first, true_within
 from holdfast.roles.ray import cluster
 from holdfast.roles.ray.cluster import Gone, Handle, RayNode
 from holdfast.roles.ray.model_actor import ROLE, ModelActor, record_name, replica_of
@@ -249,12 +249,9 @@ class RayBackend:
         """Returns when none of them lives; or in time: Ray may then give to another what is not free yet."""
         records = [record for name in names if (record := read_record(self._state_dir, name)) is not None]
         records += [actor] if actor is not None else []
-        until_s = asyncio.get_running_loop().time() + END_S
-        while left := [record.name for record in records if record.alive]:
-            if asyncio.get_running_loop().time() > until_s:
-                self._tell(f"{', '.join(left)} did not end within {END_S:g} s")
-                return
-            await asyncio.sleep(END_LOOK_S)
+        if not await true_within(lambda: not any(record.alive for record in records), END_S, END_LOOK_S):
+            left = [record.name for record in records if record.alive]
+            self._tell(f"{', '.join(left)} did not end within {END_S:g} s")
 
     # -- after another agent, and at the end
 

@@ -14,9 +14,9 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from holdfast.core.clock import SystemClock
+from holdfast.core.log_files import say
+from holdfast.core.ports import SystemClock
 from holdfast.core.tasks import Tasks
-from holdfast.core.unwritten import say
 from holdfast.roles.running import child_command, log_dir
 from holdfast.roles.tied import die_with
 from holdfast.spec.jobs import Job

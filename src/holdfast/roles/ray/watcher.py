@@ -19,12 +19,12 @@ from typing import Any
 
 from holdfast.core.address import TcpAddress, parse_address
 from holdfast.core.errors import Refused, UserError, settled
-from holdfast.core.tasks import Tasks, beside, first, set_within
+from holdfast.core.tasks import Tasks, beside, done_within, first
 from holdfast.roles.ray import cluster
 from holdfast.roles.ray.agent import AgentSite, HoldfastAgent
 from holdfast.roles.ray.clearing import REACH_S, Left, clear
 from holdfast.roles.ray.cluster import Gone, Handle, RayNode
-from holdfast.spec.roles import RayLaunch
+from holdfast.spec.launch import RayLaunch
 from holdfast.wire.net import SocketNetwork
 
 log = logging.getLogger(__name__)
@@ -117,13 +117,11 @@ class Watcher:
 
     async def first_agent(self) -> None:
         """Return when an agent runs on a node of the cluster. Refused says why none does within the bound."""
-        await set_within(self._has_node, FIRST_NODE_S)
-        if not self._has_node.is_set():
+        if not await done_within(self._has_node.wait(), FIRST_NODE_S):
             what = f"no node of the Ray cluster {self._launch.address} has devices".replace("  ", " ")
             mend = """start one with GPUs, or with `ray start --resources '{"holdfast_device": 1}'`"""
             raise Refused(f"{what} after {FIRST_NODE_S:g} s; {mend}")
-        await set_within(self._has_agent, FIRST_AGENT_S)
-        if not self._has_agent.is_set():
+        if not await done_within(self._has_agent.wait(), FIRST_AGENT_S):
             why = f": {self._wrong}" if self._wrong else ""
             raise Refused(f"no agent of {self._deployment} runs on the Ray cluster after {FIRST_AGENT_S:g} s{why}")
 

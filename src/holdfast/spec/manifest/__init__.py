@@ -1,1 +1,1 @@
-"""A deployment as a `DynamoGraphDeployment` manifest: read, checked, addressed, planned as pods. All of it is pure."""
+"""Reads, checks and plans a deployment given as a `DynamoGraphDeployment` manifest. No I/O."""

@@ -1,8 +1,7 @@
-"""Where the components of a manifest stand: `{name}-{hash8}/{componentType}[-{subComponentType}]/{endpoint}`.
+"""Computes the addresses of a manifest's components: `{name}-{hash8}/{componentType}[-{subComponentType}]/{endpoint}`.
 
-Always true: the hash covers everything that a component's pods are told, and nothing that they are not: how many there
-are, where, and how they are replaced, does not count. A component's peers are found by what they are, in its own
-manifest, never by their names.
+Always true: the hash covers exactly the settings that a component's pods get, not their number, location or rollout. A
+component finds its peers by type, in its own manifest, never by name.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ COUPLED = {PREFILL: DECODE, DECODE: PREFILL}
 
 @dataclass(frozen=True, slots=True)
 class ComponentAddress:
-    """Where every replica of one set stands."""
+    """The address of all replicas of one set."""
 
     namespace: str
     component: str
@@ -44,13 +43,14 @@ class ComponentAddress:
 
 
 def address_of(manifest: Manifest, name: str, digests: Digests = NO_DIGESTS) -> ComponentAddress:
-    """Where the service of that name stands; `digests`: of the values of secrets."""
+    """Return the address of a service; `digests`: hashes of secret values."""
     namespace = namespace_for(manifest.name, _told(manifest, name, digests))
     return ComponentAddress(namespace, manifest.spec.services[name].component)
 
 
 def peers_of(manifest: Manifest, name: str) -> list[str]:
-    """The services that this one works with, request by request: prefill and decode workers of one model."""
+    """Return the services that serve each request together with this one: prefill or decode workers of the same
+    model."""
     service = manifest.spec.services[name]
     wanted = COUPLED.get(service.sub_component_type) if service.component_type == WORKER else None
     return sorted(
@@ -61,15 +61,15 @@ def peers_of(manifest: Manifest, name: str) -> list[str]:
 
 
 def variables(manifest: Manifest, service: Service) -> tuple[EnvVar, ...]:
-    """What a service's containers have in their environment, besides what the plan sets: of several wishes the nearest
-    to the container counts."""
+    """Return the environment variables of a service's containers, without those that the plan sets. The container's
+    variables override the service's, and the service's override the deployment's."""
     written = (*manifest.spec.envs, *service.envs, *service.container.env)
     by_name = {variable.name: variable for variable in written if variable.name not in PLANNED}
     return tuple(by_name.values())
 
 
 def own_digests(manifest: Manifest, service: Service, digests: Digests) -> dict[str, str]:
-    """Return the hashes of the values of secrets that the service's containers have."""
+    """Return the hashes of the secret values that the service's containers get."""
     names = {}
     for variable in variables(manifest, service):
         secret = variable.value_from.secret_key_ref if variable.value_from is not None else None
@@ -78,10 +78,10 @@ def own_digests(manifest: Manifest, service: Service, digests: Digests) -> dict[
 
 
 def _told(manifest: Manifest, name: str, digests: Digests) -> dict[str, Any]:
-    """All that a service's pods are told, as plain data."""
+    """Return everything that a service's pods get, as plain data."""
     service = manifest.spec.services[name]
     plain = Service(service.component_type)
-    fleet = Fleet(memory_gib=service.fleet.memory_gib)  # its vaults are told
+    fleet = Fleet(memory_gib=service.fleet.memory_gib)  # its vaults get this value
     kept = replace(service, replicas=plain.replicas, rollout=plain.rollout, fleet=fleet, envs=())
     container = replace(service.container, env=variables(manifest, service))
     said = _said(replace(kept, extra_pod_spec=replace(service.extra_pod_spec, main_container=container)))
@@ -91,7 +91,7 @@ def _told(manifest: Manifest, name: str, digests: Digests) -> dict[str, Any]:
 
 
 def _said(value: Any) -> Any:
-    """Plain data without what is as it would be if nobody had said it: a new field changes no old manifest's hash."""
+    """Return plain data without defaults, so that a new field does not change an old manifest's hash."""
     if isinstance(value, Section):
         fields = msgspec.structs.fields(value)
         return {

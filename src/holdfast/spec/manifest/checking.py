@@ -1,19 +1,162 @@
-"""A manifest's text, looked at whole: the manifest, or all that is wrong with it; and what does nothing in it."""
+"""Checks a manifest's text: returns the manifest or all problems, and warnings for fields without effect.
+
+Always true: a struct is made only if all its fields are valid; every field is checked, even if others are invalid.
+"""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args, get_origin
 
-from holdfast.spec.manifest.problems import Problem, in_order, inside
-from holdfast.spec.manifest.reading import Node, read
+import msgspec
+
+from holdfast.spec.arguments import nearest
+from holdfast.spec.manifest.parts import Section
 from holdfast.spec.manifest.rules import OF_ALL, OF_EACH, WARNINGS, Finding, Rules
-from holdfast.spec.manifest.shaping import Shaper
 from holdfast.spec.manifest.types import API_VERSION, KIND, Manifest, Metadata, Service, Spec
+from holdfast.spec.manifest.yaml_text import SHOWN_MAX, Node, Problem, in_order, inside, read
+from holdfast.spec.settings import Setting, fields_of
+
+P = TypeVar("P", bound=Section)
+KINDS = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"} | {
+    tuple: "a list",
+    dict: "a mapping",
+}
+
+
+class Shaper:
+    """Makes structs from a tree, by their fields, and collects problems and warnings."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+        self.warnings: list[Problem] = []
+
+    def part(self, kind: type[P], node: Node, path: str) -> P | None:
+        """Return the struct for a mapping; None if something in it is wrong."""
+        if not isinstance(node.value, dict):
+            self._wrong(node, path, dict)
+            return None
+        before = len(self.problems)
+        fields = fields_by_name(kind)
+        said: dict[str, Any] = {}
+        for name, inner in node.value.items():
+            if name not in fields:
+                self._not_read(kind, name, inner, path)
+        for name, setting in fields.items():
+            own = node.value.get(name)
+            if own is not None and own.value is not None:
+                said[setting.name] = self._value(setting, setting.type, own, inside(path, name))
+            elif setting.default is msgspec.NODEFAULT:
+                self._tell(node, inside(path, name), "is missing", mend=f"it is {_example(setting)}")
+        return kind(**said) if len(self.problems) == before else None
+
+    def _not_read(self, kind: type[Section], name: str, node: Node, path: str) -> None:
+        if name in kind.idle:
+            if node.value not in (None, (), {}):
+                self.warnings.append(Problem(node.line, inside(path, name), f"does nothing here: {kind.idle[name]}"))
+        elif name in kind.refused:
+            what, mend = kind.refused[name]
+            if node.value is not None:  # null counts as not written, for every field
+                self._tell(node, inside(path, name), what, mend=mend)
+        else:
+            known = fields_by_name(kind)
+            is_shown = len(self.problems) <= SHOWN_MAX  # further ones are only counted
+            meant = nearest(name, known) or nearest(name, kind.idle) if is_shown else ""
+            mend = "" if meant else f"there are {', '.join(sorted(known))}"
+            self._tell(node, inside(path, name), "there is no such field", meant=meant, mend=mend)
+
+    def _value(self, setting: Setting, kind: Any, node: Node, path: str) -> Any:
+        if isinstance(kind, UnionType):
+            kind = next(one for one in get_args(kind) if one is not NoneType)
+        if get_origin(kind) is tuple:
+            return self._list(setting, get_args(kind)[0], node, path)
+        if get_origin(kind) is dict:
+            return self._by_name(get_args(kind)[1], node, path)
+        if issubclass(kind, Section):
+            return self.part(kind, node, path)
+        return self._scalar(setting, kind, node, path)
+
+    def _list(self, setting: Setting, kind: Any, node: Node, path: str) -> Any:
+        if not isinstance(node.value, tuple):
+            self._wrong(node, path, tuple)
+            return None
+        return tuple(self._value(setting, kind, one, f"{path}[{place}]") for place, one in enumerate(node.value))
+
+    def _by_name(self, kind: type[Section], node: Node, path: str) -> Any:
+        if not isinstance(node.value, dict):
+            self._wrong(node, path, dict)
+            return None
+        return {name: self.part(kind, one, inside(path, name)) for name, one in node.value.items()}
+
+    def _scalar(self, setting: Setting, kind: type, node: Node, path: str) -> Any:
+        value = node.value
+        if setting.extra.get("number") and isinstance(value, int | float) and not isinstance(value, bool):
+            value = str(value)
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            self._wrong(node, path, kind)
+            return None
+        if wrong := setting.wrong(value):
+            choices = setting.extra.get("choices", ())
+            wrong = choices[0] if len(choices) == 1 else wrong
+            mend = setting.extra.get("mends", {}).get(value, "")
+            meant = nearest(str(value), choices) if len(choices) > 1 and not mend else ""
+            self._tell(node, path, f"must be {wrong}, got {shown(node)}", meant=meant, mend=mend)
+        return value
+
+    def _wrong(self, node: Node, path: str, kind: type) -> None:
+        mend = ""
+        if kind is str and isinstance(node.value, int | float):  # includes true and false
+            mend = "quote it"
+        elif kind in (int, float, bool) and isinstance(node.value, str):
+            is_number = node.value.isascii() and node.value.lstrip("-").isdecimal()
+            mend = "write it without quotes" if is_number or kind is bool else ""
+        elif kind is tuple and isinstance(node.value, str):
+            mend = f"write it as [{', '.join(node.value.split())}]" if len(node.value) < 40 else "begin it with '- '"
+        self._tell(node, path, f"must be {KINDS[kind]}, got {shown(node)}", mend=mend)
+
+    def _tell(self, node: Node, path: str, what: str, *, meant: str = "", mend: str = "") -> None:
+        self.problems.append(Problem(node.line, path, what, meant, mend))
+
+
+@functools.cache
+def fields_by_name(kind: type[Section]) -> dict[str, Setting]:
+    """Return a struct's fields by their names in a manifest."""
+    written = (one.encode_name for one in msgspec.structs.fields(kind))
+    return dict(zip(written, fields_of(kind), strict=True))
+
+
+def shown(node: Node) -> str:
+    match node.value:
+        case dict():
+            return "a mapping"
+        case tuple():
+            return "a list"
+        case None:
+            return "nothing"
+        case bool() as value:
+            return str(value).lower()
+        case str() as value:
+            return repr(value if len(value) <= 60 else f"{value[:60]}…")
+        case value:
+            return str(value)
+
+
+def _example(setting: Setting) -> str:
+    """Return a description of a missing field's value."""
+    *others, last = setting.extra.get("choices", ("",))
+    choices = f"{', '.join(others)} or {last}" if others else last
+    if setting.type is bool:
+        return KINDS[bool]
+    return choices or setting.sentence[:1].lower() + setting.sentence[1:-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """No manifest: `problems` says why, all of it, in the order of lines."""
+    """The result of a check: the manifest, or None and all `problems`, in the order of lines."""
 
     manifest: Manifest | None
     problems: tuple[Problem, ...] = ()
@@ -21,7 +164,8 @@ class Checked:
 
 
 def check(data: bytes, more: Rules = (), hints: Rules = ()) -> Checked:
-    """Look at a file's bytes; `more` and `hints`: what is refused, or warned about, where it is to run."""
+    """Check a file's bytes. `more` and `hints` are further rules, for errors and for warnings, of the machine or fleet
+    that will run it."""
     root, problems = read(data)
     if root is None:
         return Checked(None, in_order(problems))
@@ -41,14 +185,14 @@ def check(data: bytes, more: Rules = (), hints: Rules = ()) -> Checked:
 
 
 def _is_another(root: Node) -> bool:
-    """Whether it is something else altogether, of which no field would be right."""
+    """Return True if both kind and API version are others, so that no field could be right."""
     said = root.value if isinstance(root.value, dict) else {}
     known = {"apiVersion": API_VERSION, "kind": KIND}
     return all(name in said and said[name].value not in (None, meant) for name, meant in known.items())
 
 
 def _whole_services(root: Node) -> Manifest:
-    """Of a manifest with mistakes the services that have none: what is wrong between their fields is told as well."""
+    """Return a manifest of the valid services, so that the rules between their fields are checked as well."""
     node = root
     for step in ("spec", "services"):
         inner = node.value.get(step) if isinstance(node.value, dict) else None
@@ -64,7 +208,8 @@ def _told(root: Node, rules: Rules, manifest: Manifest) -> list[Problem]:
 
 
 def _placed(root: Node, finding: Finding) -> Problem:
-    """With its path, and the line of it, or of what it should have been in."""
+    """Return a finding with its path and line; for a missing field, the line of the mapping or list that should contain
+    it."""
     path, line, node = "", root.line, root
     for step in finding.at:
         path = inside(path, step) if isinstance(step, str) else f"{path}[{step}]"

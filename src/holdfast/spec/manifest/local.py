@@ -1,9 +1,9 @@
-"""A pod plan carried out on one machine: from a replica of a pod to its processes' launches. Pure.
+"""Makes the launches of a pod's replica on one machine. No I/O.
 
-A container that runs `holdfast worker`, `frontend` or `control` becomes that process, its words and variables read as a
-command line's; the vault before a failover group becomes a vault for each of its devices. Pods here share one network,
-one disk and one user: where the plan sets an address, a port or a path for a pod of its own (`Container.planned`), the
-machine's stands in its place.
+A container that runs `holdfast worker`, `frontend` or `control` becomes that process; args and variables are parsed as
+for a command line. The vault container of a failover group becomes one vault per device. Pods here share one network,
+one disk and one user, so the machine's addresses, ports and paths replace those that the plan sets for a pod
+(`Container.planned`).
 
 Always true: the same replica gives the same launches byte for byte; no two replicas share a socket, a lock or a vault.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.core.address import UNIX_PATH_BYTES_MAX, TcpAddress
+from holdfast.core.address import TcpAddress
 from holdfast.core.errors import Refused, settled
 from holdfast.settings import Environment, read_environment
 from holdfast.spec.arguments import HelpWanted
@@ -32,10 +32,10 @@ from holdfast.spec.manifest.pods import LOCK, living, starting
 from holdfast.spec.manifest.rules import PLANNED
 from holdfast.spec.manifest.secrets import SecretSource, SecretValues
 from holdfast.spec.manifest.types import FRONTEND, WORKER
-from holdfast.spec.names import check_process_name, own_page, socket_path
+from holdfast.spec.names import check_process_name, own_page, room_for_socket, socket_path
 from holdfast.spec.settings import S
 
-# Options that say where a process is, or whose: the plan's, and not a container's.
+# Options for a process's place and deployment: the plan sets them, not a container.
 PLACED = frozenset({"--name", "--address", "--beat-address", "--status-address", "--advertise", "--store"}) | {
     *("--deployment", "--lock", "--lock-token-file", "--group", "--vault-socket", "--device", "--engine-id")
 }
@@ -43,20 +43,20 @@ PLACED = frozenset({"--name", "--address", "--beat-address", "--status-address",
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What containers find here in place of a pod's network, disk and devices."""
+    """This machine's replacements for a pod's network, disk and devices."""
 
     state_dir: Path
-    environ: Mapping[str, str]  # of whoever starts them: they have it, too
-    store: str = ""  # empty: our own
-    vault_dir: str = ""  # where vaults listen; empty: `gms` in the state directory
-    host: str = "127.0.0.1"  # where frontends listen that are not told
+    environ: Mapping[str, str]  # of the process that starts the containers, which inherit it
+    store: str = ""  # empty: the embedded store
+    vault_dir: str = ""  # directory of the vaults' sockets; empty: `gms` in the state directory
+    host: str = "127.0.0.1"  # default listen address of frontends
     port: int = 8000
     status_host: str = "127.0.0.1"
-    reach: str = ""  # where frontends on other machines reach its engines; empty: sockets, on this one only
-    secret_source: SecretSource | None = None  # None: containers are started elsewhere, and secrets looked for there
+    reach: str = ""  # host for frontends on other machines to reach its engines; empty: Unix sockets, local only
+    secret_source: SecretSource | None = None  # None: containers start on another machine, with its secrets
 
     def addresses(self, name: str) -> dict[str, str]:
-        """Of an engine and its beats."""
+        """Return the listen addresses of an engine and of its heartbeat."""
         if self.reach:
             return dict.fromkeys(("address", "beat_address"), str(TcpAddress(self.reach, 0)))
         socket = f"unix://{self.state_dir}/run/{name}"
@@ -71,7 +71,7 @@ class Machine:
         return Path(self.vault_dir) if self.vault_dir else self.state_dir / "gms"
 
     def environment(self, container: Container, replica: str) -> Environment:
-        """What a container's variables say; ValueError names a wrong one."""
+        """Return the settings from a container's variables; raise ValueError if one is invalid."""
         planned = {variable.name: variable.value for variable in container.planned}
         here = {
             "DYN_HTTP_HOST": self.host,
@@ -93,8 +93,8 @@ class Machine:
 
 
 def replica_launches(pod: Pod, replica: str, seats: Sequence[Seat], machine: Machine) -> list[Launch]:
-    """The processes of one replica, which is called so; Refused says what cannot be. `seats`: the devices of a failover
-    group (`seats_of`), or of a lone worker that is to have one."""
+    """Return the processes of the replica with this name; raise Refused if one cannot run. `seats`: the devices of a
+    failover group (`seats_of`), or of a worker without failover that has a device."""
     with settled():
         return list(_launches(pod, replica, seats, machine))
 
@@ -112,8 +112,8 @@ def _launches(pod: Pod, replica: str, seats: Sequence[Seat], machine: Machine) -
 
 
 def seats_of(pod: Pod, machine: Machine) -> tuple[int, bool]:
-    """How many seats a replica needs, none without failover; and whether on GPUs, where there are any: a simulator
-    has one seat, in host memory."""
+    """Return how many seats a replica needs (0 without failover), and whether they are on GPUs if the machine has any.
+    A sim engine has one seat, in host memory."""
     if not pod.claims:
         return 0, False
     engine = worker_of(pod, machine).engine
@@ -121,7 +121,7 @@ def seats_of(pod: Pod, machine: Machine) -> tuple[int, bool]:
 
 
 def worker_of(pod: Pod, machine: Machine) -> WorkerLaunch:
-    """What an engine of a worker's pod is told, wherever it sits; Refused says what cannot be."""
+    """Return the settings of an engine of a worker's pod, without its seats; raise Refused if it cannot run."""
     with settled():
         launch = _worker(pod.containers[0], pod.name, machine)
         gpus = pod.claims[0].gpus if pod.claims else 1
@@ -133,7 +133,7 @@ def worker_of(pod: Pod, machine: Machine) -> WorkerLaunch:
 
 
 def _vaults(pod: Pod, replica: str, seats: Sequence[Seat], machine: Machine) -> Iterator[VaultLaunch]:
-    """One for each device, in place of the plan's one container for all."""
+    """Yield a vault for each device; the plan has one container for all."""
     if not pod.init:
         return
     env = machine.environment(pod.containers[0], replica)
@@ -149,7 +149,7 @@ def _vaults(pod: Pod, replica: str, seats: Sequence[Seat], machine: Machine) -> 
 
 
 def _engines(pod: Pod, replica: str, seats: Sequence[Seat], machine: Machine) -> Iterator[WorkerLaunch]:
-    """The engines that share the vaults' memory, of which the lock makes one the active; or one plain worker."""
+    """Yield the engines that share the vaults' memory (the lock elects the active one); without vaults, one worker."""
     for container in pod.containers:
         name = f"{replica}-{container.name}" if pod.init else replica
         _check_name(name, machine)
@@ -162,7 +162,7 @@ def _engines(pod: Pod, replica: str, seats: Sequence[Seat], machine: Machine) ->
         )
         if pod.init:
             yield _seated(launch, replica, seats, machine, len(pod.containers) - 1)
-        else:  # its memory is its own; the device only says whose place it has
+        else:  # it has no vault; the device only says where it runs
             yield replace(launch, place=replace(launch.place, device=seats[0].device)) if seats else launch
 
 
@@ -179,9 +179,7 @@ def _worker(container: Container, replica: str, machine: Machine) -> WorkerLaunc
     )
 
 
-def _seated(
-    launch: WorkerLaunch, replica: str, seats: Sequence[Seat], machine: Machine, standbys: int
-) -> WorkerLaunch:
+def _seated(launch: WorkerLaunch, replica: str, seats: Sequence[Seat], machine: Machine, standbys: int) -> WorkerLaunch:
     sockets = [(socket_path(machine.vaults, seat.socket_name), seat.device) for seat in seats]
     (socket, device), *others = sockets
     ranks = len(seats) if launch.engine == "torch" else 1
@@ -206,12 +204,12 @@ def _frontend(container: Container, name: str, machine: Machine) -> FrontendLaun
 
 
 def _asked(pattern: S, command: str, container: Container) -> S:
-    """What the container's words say; only our own commands run here."""
+    """Return the settings from a container's command and args; raise Refused if it does not run this command."""
     words = container.words
     if words[:2] != ("holdfast", command):
         shown = " ".join(words[:3])
         raise Refused(f"`{shown}` does not run on this machine; leave command out, or write [holdfast, {command}]")
-    ours = takewhile(lambda word: word != "--", words)  # what follows is another program's
+    ours = takewhile(lambda word: word != "--", words)  # arguments after -- are for vLLM
     placed = [word for word in ours if word.partition("=")[0] in PLACED]
     if placed:
         raise Refused(f"{placed[0].partition('=')[0]} is for the plan to say; leave it out")
@@ -222,13 +220,11 @@ def _asked(pattern: S, command: str, container: Container) -> S:
 
 
 def _kept(pod: Pod, container: Container, machine: Machine) -> dict[str, Any]:
-    """How the supervisor asks and stops it: its own way, but for what the manifest says of bounds."""
+    """Return probes, stop time and environment: the supervisor's defaults, unless the manifest sets other times."""
     (port,) = container.ports
     probes, live, start = Launch().probes, container.liveness, container.startup
     if live is not None and live != living(port):
-        probes = replace(
-            probes, period_s=live.period_s, timeout_s=live.timeout_s, failure_threshold=live.failures_max
-        )
+        probes = replace(probes, period_s=live.period_s, timeout_s=live.timeout_s, failure_threshold=live.failures_max)
     if start is not None and start != starting(pod.component_type, port):
         probes = replace(probes, startup_s=start.bound_s)
     stop_s = pod.grace_s if pod.grace_s != GRACE_S else 0.0
@@ -236,16 +232,16 @@ def _kept(pod: Pod, container: Container, machine: Machine) -> dict[str, Any]:
 
 
 def _inside(folder: str, path: str, *, always: bool = False) -> str:
-    """A path that is relative to the container's directory; a model's name that looks like none is left as it is."""
+    """Return the path, if it is relative, inside the container's directory. Without `always`, only a path that begins
+    with ./ or ../ is relative: another text may be a model's name."""
     relative = path.startswith(("./", "../")) or (always and path and not path.startswith(("/", "~")))
     return str(Path(folder) / path) if folder and relative else path
 
 
 def _check_name(name: str, machine: Machine) -> None:
     check_process_name(name)
-    longest = len(f"{machine.state_dir}/run/{name}.chaos".encode())
-    if longest > UNIX_PATH_BYTES_MAX:
-        room = UNIX_PATH_BYTES_MAX - (longest - len(str(machine.state_dir).encode()))
+    room = room_for_socket(machine.state_dir, f"run/{name}.chaos")
+    if room is not None:
         raise Refused(
             f"{name} is too long a name for sockets in {machine.state_dir}; "
             f"set HOLDFAST_STATE_DIR to a directory of at most {room} bytes"

@@ -1,7 +1,7 @@
-"""What a manifest says of containers: variables, probes, commands; and what every part of a manifest is.
+"""Defines the parts of a manifest that describe containers (variables, probes, commands), and the base of all parts.
 
-Always true: a field is read, accepted and idle, or refused; there is no fourth kind. What is none of these is a
-mistake, and is told so.
+Always true: every known field is read, accepted without effect (idle, with a warning), or refused; an unknown field is
+an error.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ CLUSTER = "only a cluster reads it, and none is run from here"
 
 
 def or_none(like: tuple[str, str]) -> tuple[str, str]:
-    """Where empty means that nobody said it."""
+    """Return the pattern with the empty string allowed, which means not set."""
     return f"|{like[0]}", like[1]
 
 
 class Section(Settings, frozen=True, rename="camel"):
-    """A mapping in a manifest; fields are written there in camelCase."""
+    """A mapping in a manifest, where field names are in camelCase."""
 
-    idle: ClassVar[Names] = {}  # accepted, warned about, never looked at: name -> why it does nothing
-    refused: ClassVar[Refusals] = {}  # name -> what is wrong with it, and the mend
+    idle: ClassVar[Names] = {}  # fields accepted with a warning: name -> why it has no effect
+    refused: ClassVar[Refusals] = {}  # fields refused: name -> what is wrong, and what to do
 
 
 class SecretKey(Section, frozen=True):
@@ -79,8 +79,6 @@ class Exec(Section, frozen=True):
 
 
 class Probe(Section, frozen=True):
-    """How a container is asked."""
-
     http_get: Annotated[HttpGet | None, about("HTTP page that must answer 200.")] = None
     exec: Annotated[Exec | None, about("Command that must succeed.")] = None
     initial_delay_seconds: Annotated[int, about("Time before the first probe.", "s", min=0, max=86400)] = 0

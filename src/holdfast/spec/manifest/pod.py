@@ -1,27 +1,27 @@
-"""A pod as any substrate carries it out: containers in their order, what they are told, asked and share.
+"""Defines a pod independently of where it runs: its containers with their settings, probes and shared resources.
 
-`init` containers are started first, one after the other, each when the one before it has passed its startup probe; they
-run on beside the others. All of `containers` start together then.
+`init` containers start first, one after the other: each waits until the previous one has passed its startup probe. They
+keep running beside the others. Then all of `containers` start together.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-GRACE_S = 60  # SIGTERM to SIGKILL, where nobody says
+GRACE_S = 60  # default time from SIGTERM to SIGKILL
 
 
 class Plain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Plain data that processes and clusters are handed."""
+    """Base of the plain data of a pod."""
 
 
 class Variable(Plain, frozen=True):
     name: str
     value: str = ""
-    secret: str = ""  # whose `key` it has, in place of a value
+    secret: str = ""  # name of a secret; with `key`, instead of a value
     key: str = ""
-    optional: bool = False  # whether it may be missing
-    field: str = ""  # of its own pod, which it has in place of a value
+    optional: bool = False  # the secret may be missing
+    field: str = ""  # field of its own pod, instead of a value
 
 
 class Port(Plain, frozen=True):
@@ -30,7 +30,7 @@ class Port(Plain, frozen=True):
 
 
 class Question(Plain, frozen=True):
-    """One kind of probe: a page that must answer 200, or a command that must succeed."""
+    """A probe: a page that must answer 200, or a command that must succeed."""
 
     path: str = ""
     port: str = ""  # by name or number
@@ -42,7 +42,7 @@ class Question(Plain, frozen=True):
 
     @property
     def bound_s(self) -> int:
-        """How long it may fail."""
+        """Return how long the probe may fail (s)."""
         return self.delay_s + self.period_s * self.failures_max
 
 
@@ -57,15 +57,15 @@ class Container(Plain, frozen=True):
     command: tuple[str, ...]
     args: tuple[str, ...] = ()
     working_dir: str = ""
-    # What the plan sets itself. A machine whose pods share one network and one disk puts its own values in their place.
+    # Variables set by the plan. A machine where pods share network and disk replaces them with its own values.
     planned: tuple[Variable, ...] = ()
-    env: tuple[Variable, ...] = ()  # what the manifest says
+    env: tuple[Variable, ...] = ()  # from the manifest
     env_from_secret: str = ""
-    digests: tuple[tuple[str, str], ...] = ()  # hashes of the values of secrets that its set was asked for with
+    digests: tuple[tuple[str, str], ...] = ()  # hashes of the secret values of its set
     ports: tuple[Port, ...] = ()
     mounts: tuple[Mount, ...] = ()
-    claims: tuple[str, ...] = ()  # of the pod's, by name
-    gpus: int = 0  # of its own; those of a claim are shared
+    claims: tuple[str, ...] = ()  # names of the pod's claims
+    gpus: int = 0  # exclusive GPUs; those of a claim are shared
     startup: Question | None = None
     liveness: Question | None = None
     readiness: Question | None = None
@@ -77,16 +77,16 @@ class Container(Plain, frozen=True):
 
 
 class Claim(Plain, frozen=True):
-    """Devices that all containers of a pod that name it share."""
+    """Devices shared by all containers of a pod that name this claim."""
 
     name: str
     gpus: int
 
 
 class Pod(Plain, frozen=True):
-    """What every replica of one service is."""
+    """The template of one service's replicas."""
 
-    name: str  # of the set; a replica's has its number behind it
+    name: str  # name of the set; a replica's name adds its number
     service: str
     component_type: str
     namespace: str
@@ -94,7 +94,7 @@ class Pod(Plain, frozen=True):
     replicas: int
     containers: tuple[Container, ...]
     init: tuple[Container, ...] = ()
-    volumes: tuple[str, ...] = ()  # empty at first, shared by its containers, gone with the pod
+    volumes: tuple[str, ...] = ()  # empty at the start, shared by its containers, removed with the pod
     claims: tuple[Claim, ...] = ()
     grace_s: int = GRACE_S  # SIGTERM to SIGKILL
 

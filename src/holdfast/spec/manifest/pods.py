@@ -1,8 +1,10 @@
-"""From a manifest to its pods: one plan, which this machine's supervisor carries out. It names nothing of this machine,
-so that an operator of a cluster could carry it out as well; there is none yet. Pure.
+"""Makes the pods of a manifest: the plan that this machine's supervisor carries out. The plan has nothing specific to
+this machine, so that an operator in a cluster could carry it out as well; there is none yet. No I/O.
 
-Always true: the same manifest gives the same plan byte for byte; a set's name has its hash in it, so that two sets of
-one service never share a name; engines of a failover group differ in nothing but their number and their port.
+Always true:
+- The same manifest gives the same plan byte for byte.
+- A set's name contains its hash, so that two sets of one service never share a name.
+- Engines of a failover group differ only in their number and their port.
 """
 
 from __future__ import annotations
@@ -11,16 +13,15 @@ import re
 
 from holdfast.spec import canaries
 from holdfast.spec.manifest.addresses import NO_DIGESTS, ComponentAddress, address_of, own_digests, variables
-from holdfast.spec.manifest.canary_questions import asked_of
 from holdfast.spec.manifest.parts import EnvVar, Probe
 from holdfast.spec.manifest.pod import Claim, Container, Mount, Pod, Port, Question, Variable
-from holdfast.spec.manifest.rules import PORT_VARIABLES
+from holdfast.spec.manifest.rules import PORT_VARIABLES, asked_of
 from holdfast.spec.manifest.secrets import Digests
 from holdfast.spec.manifest.types import FRONTEND, PLANNER, WORKER, Manifest, Service
 from holdfast.spec.names import pod_name
 
 HTTP_PORT = 8000
-SYSTEM_PORT = 9090  # of engine 0; the others of its pod have the next ones
+SYSTEM_PORT = 9090  # port of engine 0; the pod's other engines use the next ones
 SHARED = "/shared"
 SHARED_VOLUME = "failover-shared"
 SHARED_GPUS = "shared-gpu"
@@ -29,14 +30,14 @@ VAULT = "gms-weights"
 COMMANDS = {FRONTEND: "frontend", PLANNER: "control", WORKER: "worker"}
 PORT_OPTION = re.compile(r"--(?:http-)?port(?:=(\d+))?")
 
-# An engine may load for two hours; a frontend and a control are there in seconds. Three failures in a row end a
-# container (docs/decisions.md, "Three failed liveness probes, not one").
+# Failures allowed for the startup probe: an engine may load for two hours; a frontend and a control start in seconds.
+# Three failed liveness probes in a row end a container (docs/decisions.md, "Three failed liveness probes, not one").
 STARTING = {FRONTEND: 60, PLANNER: 60, WORKER: 720}
 
 
 def pods(manifest: Manifest, digests: Digests = NO_DIGESTS) -> list[Pod]:
-    """What every service's replicas are, in the manifest's order. `digests`: of the values of secrets that the manifest
-    was asked for with; without them values are looked up as a replica is started."""
+    """Return the pod of every service, in the manifest's order. `digests`: hashes of this revision's secret values;
+    without them, values are read when a replica starts."""
     return [_pod(manifest, name, service, digests) for name, service in manifest.spec.services.items()]
 
 
@@ -60,9 +61,9 @@ def _pod(manifest: Manifest, name: str, service: Service, digests: Digests) -> P
 
 
 def _vault(service: Service) -> Container:
-    """The memory of a failover group: there before its engines, and there when they are gone."""
+    """Return the vault of a failover group, which starts before its engines and outlives them."""
     devices = tuple(word for number in range(service.gpus) for word in ("--device", f"cuda-{number}"))
-    # Whoever connects waits in the socket's backlog until the vault answers.
+    # The sockets suffice: until the vault accepts, an engine's connection waits in the backlog.
     listening = f"test $(ls {SHARED}/gms_*.sock 2>/dev/null | wc -l) -ge {service.gpus}"
     return Container(
         name=VAULT,
@@ -75,9 +76,7 @@ def _vault(service: Service) -> Container:
     )
 
 
-def _container(
-    manifest: Manifest, name: str, address: ComponentAddress, engine_id: int, digests: Digests
-) -> Container:
+def _container(manifest: Manifest, name: str, address: ComponentAddress, engine_id: int, digests: Digests) -> Container:
     service = manifest.spec.services[name]
     main, failover = service.container, service.failover.enabled
     written = variables(manifest, service)
@@ -104,17 +103,17 @@ def _container(
 
 
 def starting(component_type: str, port: Port) -> Question:
-    """How a container is asked until it has started, where the manifest does not say."""
+    """Return the default startup probe."""
     return Question(path="/live", port=port.name, timeout_s=5, failures_max=STARTING[component_type])
 
 
 def living(port: Port) -> Question:
-    """How it is asked from then on, likewise."""
+    """Return the default liveness probe."""
     return Question(path="/live", port=port.name, period_s=5, timeout_s=4)
 
 
 def _port(service: Service, written: tuple[EnvVar, ...], engine_id: int) -> Port:
-    """The one that probes ask; every engine of a pod has its own."""
+    """Return the port for probes; every engine of a pod has its own."""
     said = {one.name: int(one.value) for one in written if one.name in PORT_VARIABLES and one.value}
     if service.component_type == FRONTEND:
         option = _port_option((*service.container.command, *service.container.args))
@@ -124,7 +123,7 @@ def _port(service: Service, written: tuple[EnvVar, ...], engine_id: int) -> Port
 
 
 def _port_option(words: tuple[str, ...]) -> int:
-    """What a frontend's own words say; 0: nothing."""
+    """Return the port in a frontend's arguments; 0 if there is none."""
     for word, following in zip(words, (*words[1:], ""), strict=False):
         match = PORT_OPTION.fullmatch(word)
         number = match and (match[1] or following)
@@ -164,7 +163,7 @@ def _variable(written: EnvVar) -> Variable:
 
 
 def _question(probe: Probe | None, port: Port) -> Question | None:
-    """As the manifest says it; a port by its name is the container's own."""
+    """Return a probe of the manifest; a named port is the container's own."""
     if probe is None:
         return None
     asked = probe.http_get

@@ -1,6 +1,6 @@
-"""What must hold between the fields of a manifest, each of which may be right by itself; and what is refused by name.
+"""Defines the rules between fields of a manifest that are each valid alone, and the settings that are refused by name.
 
-A rule looks at the whole manifest and gives its findings: where, as steps from the root, and what.
+A rule gets the whole manifest and yields findings: a path, as steps from the root, and what is wrong there.
 """
 
 from __future__ import annotations
@@ -10,26 +10,37 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from holdfast.spec.manifest import canary_questions
+from msgspec import structs
+
+from holdfast.spec.arguments import nearest
+from holdfast.spec.canaries import PROMPTS_MAX, CanaryPrompt
 from holdfast.spec.manifest.fleet import Autoscale, Fleet
 from holdfast.spec.manifest.parts import NAME, EnvVar, Probe
-from holdfast.spec.manifest.types import DECODE, FRONTEND, PREFILL, SERVICES_MAX, WORKER, Manifest, Service
-from holdfast.spec.nearest import nearest
+from holdfast.spec.manifest.types import (
+    DECODE,
+    FRONTEND,
+    PREFILL,
+    SERVICES_MAX,
+    WORKER,
+    CanaryQuestion,
+    Manifest,
+    Service,
+)
 
 Steps = tuple[str | int, ...]
 
 SERVICE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?")
-NAME_CHARS_MAX = 63  # a pod's
-SUFFIX_CHARS = len("-12345678-255")  # a set's hash and a replica's number
-SHARES_MAX = 16  # a frontend has three watches for each, of the 64 that a client of the store may have
-PORT_MAX = 65525  # so that the last engine of a pod has one, too
+NAME_CHARS_MAX = 63  # maximum length of a pod's name
+SUFFIX_CHARS = len("-12345678-255")  # hash of a set, and number of a replica
+SHARES_MAX = 16  # a frontend has three watches per shared deployment; a client of the store may have 64
+PORT_MAX = 65525  # leaves ports above it for the other engines of a pod
 PORT_VARIABLES = ("DYN_SYSTEM_PORT", "DYN_HTTP_PORT")
-# Options, also in a shell's line; and names in a word that is an engine's settings.
+# Match options, also inside a shell command, and names in an argument that is JSON.
 LORA_WORD = re.compile(r"(?<!\S)--(?:enable-lora|lora-|max-lora|lora\b)\S*")
 DRAFT_WORD = re.compile(
     r"(?<!\S)--(?:speculative|draft-|spec-model|spec-dec|num-speculative)\S*|\"(?:speculative_|draft_model)\w*\""
 )
-# Set by the plan, on every container that needs it.
+# Variables that the plan sets, with the reason.
 PLANNED = {
     "DYN_NAMESPACE": "it is metadata.name",
     "DYN_NAMESPACE_WORKER_SUFFIX": "it is the hash of what the worker is",
@@ -91,8 +102,7 @@ def _shares(manifest: Manifest) -> Findings:
 
 
 def _failover(manifest: Manifest) -> Findings:
-    for name, service in manifest.spec.services.items():
-        at = ("spec", "services", name)
+    for at, service in services_in(manifest):
         nodes = service.multinode.node_count if service.multinode is not None else 0
         if nodes and service.failover.enabled:
             what = "failover is not supported with multinode deployments"
@@ -112,14 +122,13 @@ def _failover(manifest: Manifest) -> Findings:
 
 
 def _models(manifest: Manifest) -> Findings:
-    workers = manifest.of_type(WORKER)
-    for name, service in manifest.spec.services.items():
-        at = ("spec", "services", name)
-        if service.model_name and name not in workers:
+    workers = manifest.of_type(WORKER).values()
+    for at, service in services_in(manifest):
+        if service.model_name and service.component_type != WORKER:
             what = f"a {service.component_type} serves no model of its own"
             yield Finding((*at, "modelName"), what, mend="leave it out")
-        kinds = {one.sub_component_type for one in workers.values() if one.model_name == service.model_name}
-        if service.sub_component_type == PREFILL and name in workers and DECODE not in kinds:
+        kinds = {one.sub_component_type for one in workers if one.model_name == service.model_name}
+        if service.component_type == WORKER and service.sub_component_type == PREFILL and DECODE not in kinds:
             model = f" of {service.model_name}" if service.model_name else ""
             yield Finding((*at, "subComponentType"), f"there is no decode worker{model} that it could prefill for")
         if service.sub_component_type == "draft":
@@ -127,16 +136,28 @@ def _models(manifest: Manifest) -> Findings:
             yield Finding((*at, "subComponentType"), "draft models are not supported", mend=mend)
 
 
+def asked_of(service: Service) -> tuple[CanaryPrompt, ...]:
+    return tuple(CanaryPrompt(**structs.asdict(one)) for one in service.canary_prompts)
+
+
 def _canaries(manifest: Manifest) -> Findings:
-    for name, service in manifest.spec.services.items():
-        for steps, what in canary_questions.problems(service):
-            yield Finding(("spec", "services", name, "canaryPrompts", *steps), what)
+    written = {one.name: one.encode_name for one in structs.fields(CanaryQuestion)}  # field names as in manifests
+    for at, service in services_in(manifest):
+        at, asked = (*at, "canaryPrompts"), asked_of(service)
+        if asked and service.component_type != WORKER:
+            what = f"only workers are asked known questions, and this is a {service.component_type}; leave it out"
+            yield Finding(at, what)
+        if len(asked) > PROMPTS_MAX:
+            yield Finding(at, f"must be {PROMPTS_MAX} or fewer, got {len(asked)}")
+        for place, one in enumerate(asked):
+            if (wrong := one.problem()) is not None:
+                yield Finding((*at, place, written[wrong[0]]), wrong[1])
 
 
 def _refused_words(manifest: Manifest) -> Findings:
-    """Adapters and draft models as other engines are told of them."""
-    for name, service in manifest.spec.services.items():
-        at: Steps = ("spec", "services", name, "extraPodSpec", "mainContainer")
+    """Yield options and variables that other engines have for adapters and draft models."""
+    for service_at, service in services_in(manifest):
+        at = (*service_at, "extraPodSpec", "mainContainer")
         for field, words in (("command", service.container.command), ("args", service.container.args)):
             for place, word in enumerate(words):
                 if found := LORA_WORD.search(word):
@@ -169,8 +190,8 @@ def _environment(manifest: Manifest) -> Findings:
 
 
 def _probes(manifest: Manifest) -> Findings:
-    for name, service in manifest.spec.services.items():
-        for at, probe in probes_of(name, service):
+    for service_at, service in services_in(manifest):
+        for at, probe in probes_of(service_at, service):
             if (probe.http_get is None) == (probe.exec is None):
                 what = "there are two ways to ask" if probe.exec is not None else "there is no way to ask"
                 yield Finding(at, what, mend="give httpGet or exec")
@@ -187,15 +208,14 @@ def _probes(manifest: Manifest) -> Findings:
 
 
 def _rollouts(manifest: Manifest) -> Findings:
-    for name, service in manifest.spec.services.items():
+    for at, service in services_in(manifest):
         if {service.rollout.max_surge.strip("0%"), service.rollout.max_unavailable.strip("0%")} == {""}:
             what = "maxSurge and maxUnavailable are both 0, so that nothing could ever be replaced"
-            yield Finding(("spec", "services", name, "rollout"), what, mend="give one of them 1")
+            yield Finding((*at, "rollout"), what, mend="give one of them 1")
 
 
 def _fleets(manifest: Manifest) -> Findings:
-    for name, service in manifest.spec.services.items():
-        at: Steps = ("spec", "services", name)
+    for at, service in services_in(manifest):
         fleet, wanted = service.fleet, service.replicas
         if service.component_type != WORKER and fleet != Fleet():
             what = f"a fleet keeps workers, and this is a {service.component_type}"
@@ -222,12 +242,12 @@ def _fleets(manifest: Manifest) -> Findings:
 
 
 Rules = tuple[Callable[[Manifest], Findings], ...]
-# They hold for a service whatever others are.
+# Rules of a single service.
 OF_EACH: Rules = (_failover, _canaries, _refused_words, _environment, _probes, _rollouts, _fleets)
 OF_ALL: Rules = (_names, _shares, _models)
 
 
-# -- what is accepted and does nothing, or less than somebody may think
+# -- warnings: accepted without effect, or with less than expected
 
 
 def _idle_variables(manifest: Manifest) -> Findings:
@@ -236,47 +256,46 @@ def _idle_variables(manifest: Manifest) -> Findings:
             yield Finding((*at, "name"), f"{variable.name} does nothing here: {PLANNED[variable.name]}")
 
 
-def _idle_failover(manifest: Manifest) -> Findings:
-    for name, service in manifest.spec.services.items():
+def _not_enabled(manifest: Manifest) -> Findings:
+    what = "does nothing while it is not enabled"
+    for at, service in services_in(manifest):
         if not service.failover.enabled and (service.failover.num_shadows > 1 or service.failover.lock):
-            what = "does nothing while it is not enabled"
-            yield Finding(("spec", "services", name, "failover"), what)
+            yield Finding((*at, "failover"), what)
+        if not service.fleet.autoscale.enabled and service.fleet.autoscale != Autoscale(enabled=False):
+            yield Finding((*at, "fleet", "autoscale"), what)
 
 
-def _idle_autoscale(manifest: Manifest) -> Findings:
-    for name, service in manifest.spec.services.items():
-        scaling = service.fleet.autoscale
-        if not scaling.enabled and scaling != Autoscale(enabled=False):
-            yield Finding(("spec", "services", name, "fleet", "autoscale"), "does nothing while it is not enabled")
-
-
-def _nobody_asks(manifest: Manifest) -> Findings:
+def _never_asked(manifest: Manifest) -> Findings:
     if manifest.of_type(WORKER) and not manifest.of_type(FRONTEND):
         what = "there is no frontend: its workers serve only a deployment whose spec.shares names this one"
         yield Finding(("spec", "services"), what)
 
 
-WARNINGS: Rules = (_idle_variables, _idle_failover, _idle_autoscale, _nobody_asks)
+WARNINGS: Rules = (_idle_variables, _not_enabled, _never_asked)
 
 
-# -- parts that several rules look at
+# -- used by several rules
+
+
+def services_in(manifest: Manifest) -> Iterator[tuple[Steps, Service]]:
+    """Yield every service, with its path."""
+    for name, service in manifest.spec.services.items():
+        yield ("spec", "services", name), service
 
 
 def variables_in(manifest: Manifest) -> Iterator[tuple[Steps, EnvVar]]:
-    """Every variable that is written, and where."""
+    """Yield every variable of the manifest, with its path."""
     for place, variable in enumerate(manifest.spec.envs):
         yield ("spec", "envs", place), variable
-    for name, service in manifest.spec.services.items():
-        at = ("spec", "services", name)
+    for at, service in services_in(manifest):
         for place, variable in enumerate(service.envs):
             yield (*at, "envs", place), variable
         for place, variable in enumerate(service.container.env):
             yield (*at, "extraPodSpec", "mainContainer", "env", place), variable
 
 
-def probes_of(name: str, service: Service) -> Iterator[tuple[Steps, Probe]]:
-    """Every probe that is written, and where."""
-    at: Steps = ("spec", "services", name)
+def probes_of(at: Steps, service: Service) -> Iterator[tuple[Steps, Probe]]:
+    """Yield every probe of the service at this path, with its own path."""
     main: Steps = (*at, "extraPodSpec", "mainContainer")
     container = service.container
     for where, probe in (

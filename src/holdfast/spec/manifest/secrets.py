@@ -1,10 +1,10 @@
-"""Secrets of a manifest: which values its containers refer to, and the names under which their hashes are kept. Pure.
+"""Resolves a manifest's secrets: the values that its containers refer to, and the hashes of these values. No I/O.
 
 A reference is written `SECRET/KEY`, or `$VARIABLE` for a variable that containers inherit from the environment of
-`holdfast up`. A revision holds the hash of the value of each reference, so that another value is another set and rolls
-out like any change; the values stay on the machine that runs the deployment (`supervise.secrets`).
+`holdfast up`. A revision holds the hash of each referenced value, so that a new value makes a new set, which rolls out
+like any change. The values themselves stay on the machine that runs the deployment (`supervise.secrets`).
 
-Always true: a container whose required secret is missing is refused, never started without it.
+Always true: a container with a missing required secret is refused, never started without it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from holdfast.spec.manifest.pod import Container, Variable
 from holdfast.spec.manifest.rules import PLANNED, variables_in
 from holdfast.spec.manifest.types import FRONTEND, PLANNER, WORKER, Manifest, Service
 
-Digests = Mapping[str, str]  # hash of a value, by its reference
+Digests = Mapping[str, str]  # reference -> hash of its value
 
-# Variables that guard something and that containers inherit, by the types of component that read them.
+# Variables for access control that containers inherit, and the component types that read them.
 INHERITED = {"HOLDFAST_API_KEYS": (FRONTEND,), "HOLDFAST_ENGINE_TOKEN": (WORKER, PLANNER)}
 
 
 class SecretSource(Protocol):
-    """Where the values of secrets are looked for on this machine."""
+    """Finds the values of secrets on this machine."""
 
     @property
     def directory(self) -> str:
-        """The directory with one folder per secret and one file per key."""
+        """Return the directory, which has one folder per secret and one file per key."""
 
     def read(self, secret: str, key: str) -> str | None:
         """Return the value in the secret's file for the key; None: there is no such file."""
@@ -39,10 +39,10 @@ class SecretSource(Protocol):
         """Return the keys of the secret; None: there is no such folder."""
 
     def last(self, reference: str) -> str | None:
-        """Return the value that the deployment was last asked for with; None: none is known."""
+        """Return the value at the last apply of the deployment; None: unknown."""
 
     def kept(self, digest: str) -> str | None:
-        """Return the value with this hash; None: it is not kept here."""
+        """Return the value with this hash; None: this machine does not store it."""
 
 
 def reference(secret: str, key: str) -> str:
@@ -54,7 +54,7 @@ def inherited(variable: str) -> str:
 
 
 def refers(manifest: Manifest) -> bool:
-    """Return whether a container of the manifest refers to a secret."""
+    """Return True if a container of the manifest refers to a secret."""
     variables = (one.value_from for _, one in variables_in(manifest))
     return any(one is not None and one.secret_key_ref is not None for one in variables) or any(
         service.env_from_secret for service in manifest.spec.services.values()
@@ -62,13 +62,13 @@ def refers(manifest: Manifest) -> bool:
 
 
 def keys_in(secret: str, digests: Digests) -> tuple[str, ...]:
-    """Return the keys of the secret that are among the references."""
+    """Return the keys of the secret among the references."""
     return tuple(one.removeprefix(f"{secret}/") for one in digests if one.startswith(f"{secret}/"))
 
 
 def digests_of(service: Service, names: Mapping[str, tuple[str, str]], digests: Digests) -> dict[str, str]:
-    """Return the hashes that concern one service. `names`: by variable, the secret and key that it refers to, or two
-    empty strings where the manifest writes its value."""
+    """Return the hashes for one service. `names`: variable -> the secret and key that it refers to, or two empty
+    strings if its value is in the manifest."""
     wanted = {reference(*one) for one in names.values() if one[0]}
     given = set(names)
     if service.env_from_secret:
@@ -82,7 +82,7 @@ def digests_of(service: Service, names: Mapping[str, tuple[str, str]], digests: 
 
 
 def values_of(manifest: Manifest, source: SecretSource, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the value of every reference of the manifest that is found on this machine."""
+    """Return the value of every reference of the manifest that this machine has."""
     found: dict[str, str] = {}
     for one, variable, secret, key in _references(manifest, source):
         value = value_of(source, environ, secret, key, variable)
@@ -91,11 +91,9 @@ def values_of(manifest: Manifest, source: SecretSource, environ: Mapping[str, st
     return found
 
 
-def value_of(
-    source: SecretSource, environ: Mapping[str, str], secret: str, key: str, variable: str
-) -> str | None:
-    """Return a value as it is now: the secret's file, else the variable of `holdfast up`, else what the deployment was
-    last asked for with."""
+def value_of(source: SecretSource, environ: Mapping[str, str], secret: str, key: str, variable: str) -> str | None:
+    """Return the current value: from the secret's file, else from the environment of `holdfast up`, else from the last
+    apply."""
     if secret and (value := source.read(secret, key)) is not None:
         return value
     if variable and variable in environ:
@@ -119,27 +117,27 @@ def _references(manifest: Manifest, source: SecretSource) -> Iterator[tuple[str,
 
 
 def _keys_now(source: SecretSource, secret: str) -> tuple[str, ...]:
-    """Return the keys of a whole secret. A variable that guards something stays with its last value when its file is
-    gone (it may be in the middle of a rotation): only another manifest takes the guard away."""
+    """Return the keys of a whole secret. If the file of a variable for access control is missing, the variable keeps
+    its last value (a rotation may be under way); only another manifest removes it."""
     keys = source.keys(secret)
     if keys is None:
-        return ()  # refused where the container is made
+        return ()  # refused later, when the container is made
     guards = (name for name in INHERITED if name not in keys and source.last(reference(secret, name)) is not None)
     return (*keys, *guards)
 
 
 @dataclass(frozen=True, slots=True)
 class SecretValues:
-    """The environment that a manifest gives one container on this machine, with the values of its secrets."""
+    """The variables that a manifest gives one container on this machine, with the values of its secrets."""
 
     container: Container
-    source: SecretSource | None  # None: the container is started elsewhere, and its secrets looked for there
+    source: SecretSource | None  # None: the container starts on another machine, with its secrets
     environ: Mapping[str, str]  # of `holdfast up`
     state_dir: Path
 
     def variables(self) -> dict[str, str]:
-        """Return what the manifest puts into the container's environment; Refused names a secret that is missing. What
-        a pod would say of itself is in the starter's environment, or nowhere."""
+        """Return the manifest's variables for the container; raise Refused if a secret is missing. Variables from
+        fields of a pod are left out: they are inherited or unset."""
         said = self._whole_secret(self.container.env_from_secret) if self.container.env_from_secret else {}
         for variable in self.container.env:
             if variable.secret:
@@ -153,7 +151,7 @@ class SecretValues:
         return said
 
     def inherited(self) -> dict[str, str]:
-        """Return the variables of `holdfast up` that the container's set was asked for with."""
+        """Return the variables of `holdfast up`, with the values that the container's set was made with."""
         known = [(one, digest) for one, digest in self.container.digests if one.startswith("$")]
         return {one.removeprefix("$"): self._kept(one, digest) for one, digest in known}
 

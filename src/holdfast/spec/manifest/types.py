@@ -1,4 +1,4 @@
-"""A manifest as plain data: the deployment, its services, and how each is replaced. Containers are in `parts.py`."""
+"""Defines a manifest as plain data: the deployment, its services and their rollouts. Containers are in `parts.py`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ API_VERSION = "nvidia.com/v1alpha1"
 KIND = "DynamoGraphDeployment"
 FRONTEND, PLANNER, WORKER = COMPONENT_TYPES = ("frontend", "planner", "worker")
 PREFILL, DECODE = "prefill", "decode"
-SERVICES_MAX = 25  # as many as the cluster's own definition allows
-SHADOWS_MAX = 8  # each is a whole engine, and one is enough to outlive one death
+SERVICES_MAX = 25  # the limit of the CRD
+SHADOWS_MAX = 8  # each is a whole engine, and one suffices to survive one crash
 
 _WORD = (r"[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?", "1 to 30 of a-z, 0-9 and '-', with no '-' at either end")
 _COUNT = (r"[0-9]{1,4}", 'a whole number, e.g. "1"')
@@ -64,7 +64,7 @@ class Multinode(Section, frozen=True):
 
 
 class Rollout(Section, frozen=True):
-    """How one set is replaced by the next; never a reason to replace it."""
+    """Settings for replacing one set with the next; changing them does not start a rollout."""
 
     max_surge: Annotated[
         str,
@@ -108,7 +108,7 @@ _OTHER_TYPES = {
 
 
 class CanaryQuestion(Section, frozen=True):
-    """A known question of the worker's model (`spec.canaries.CanaryPrompt`)."""
+    """A canary prompt of the worker's model (`spec.canaries.CanaryPrompt`)."""
 
     prompt: Annotated[str, about("Prompt as text.")] = ""
     prompt_tokens: Annotated[tuple[int, ...], about("Prompt as token ids, instead of prompt.")] = ()
@@ -190,11 +190,11 @@ class Service(Section, frozen=True):
 
     @property
     def component(self) -> str:
-        """As addresses have it."""
+        """Return the component's name in addresses."""
         return self.component_type + (f"-{self.sub_component_type}" if self.sub_component_type else "")
 
 
-# -- the whole
+# -- the whole manifest
 
 
 class Spec(Section, frozen=True):
@@ -248,9 +248,8 @@ class Manifest(Section, frozen=True):
         return self.metadata.name
 
     def __str__(self) -> str:
-        """As kubectl calls it."""
+        """Return the name in kubectl's form."""
         return f"{self.kind.lower()}.{self.api_version.partition('/')[0]}/{self.name}"
 
     def of_type(self, component_type: str) -> dict[str, Service]:
-        """The services of one type, by name."""
         return {name: one for name, one in self.spec.services.items() if one.component_type == component_type}

@@ -1,7 +1,7 @@
-"""A whole manifest on one machine: every process that should run when nothing is being replaced. Pure.
+"""Computes all processes of a manifest on one machine, outside a rollout. No I/O.
 
-Always true: what a process is told follows from its own service and this machine alone (but for GPUs that several
-workers share), so that a change of one service touches no process of another.
+Always true: a process's settings depend only on its own service and this machine, so that a change of one service
+affects no process of another. The exception is the number of workers that share a GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.spec.manifest.fleet import Fleet
 from holdfast.spec.manifest.local import Machine, replica_launches, seats_of, worker_of
 from holdfast.spec.manifest.parts import Probe
 from holdfast.spec.manifest.pods import pods
-from holdfast.spec.manifest.rules import Finding, Findings, Steps, probes_of, variables_in
+from holdfast.spec.manifest.rules import Finding, Findings, Steps, probes_of, services_in, variables_in
 from holdfast.spec.manifest.types import FRONTEND, PLANNER, PREFILL, WORKER, Manifest
 from holdfast.spec.names import is_host
 
@@ -35,16 +35,17 @@ NONE = {
 }
 PODS = "there are no pods here; what `holdfast` is started with is handed on"
 
-# Of an engine, what was said after --model, and the name that clients ask for ("": none): what is loaded, and its name.
+# Function from engine, --model and served name ("": none) to the model's source and the name that clients use.
 Named = Callable[[str, str, str], tuple[str, str]]
 
 
 def whole(manifest: Manifest, machine: Machine, gpus: Sequence[str], named: Named) -> list[Launch]:
-    """The store, if it is ours; every replica of every service; and a control, where the manifest has no planner."""
+    """Return all processes: the embedded store, if it is used, the replicas of all services, and a control if there is
+    no planner."""
     launches: list[Launch] = []
     if not machine.store:
         launches.append(StoreLaunch(state_dir=str(machine.state_dir), name="store", address=machine.store_url))
-    taken: dict[bool, list[list[Seat]]] = {True: [], False: []}  # on GPUs, and in host memory
+    taken: dict[bool, list[list[Seat]]] = {True: [], False: []}  # by whether they are on GPUs or in host memory
     for pod in pods(manifest):
         ranks, on_gpus = seats_of(pod, machine)
         here = gpus if on_gpus else ()
@@ -61,7 +62,7 @@ def whole(manifest: Manifest, machine: Machine, gpus: Sequence[str], named: Name
 
 
 def findings(manifest: Manifest, machine: Machine) -> Findings:
-    """What of a manifest does not run on this machine, service by service: a rule beside the others."""
+    """Yield the services that cannot run on this machine, with the reason (a rule for errors)."""
     for pod in pods(manifest):
         try:
             replica_launches(pod, pod.replica(0), [seat_at((), 0)] * seats_of(pod, machine)[0], machine)
@@ -70,18 +71,17 @@ def findings(manifest: Manifest, machine: Machine) -> Findings:
 
 
 def cramped(manifest: Manifest, machine: Machine) -> Findings:
-    """What takes all that is left of a GPU, so that no update stands by beside it: a rule for warnings, where there are
-    GPUs."""
+    """Yield workers that take all free memory of a GPU, so that no update fits beside them (a rule for warnings, on
+    machines with GPUs)."""
     for pod in pods(manifest):
-        with contextlib.suppress(Refused):  # that is told by itself
+        with contextlib.suppress(Refused):  # reported by `findings`
             if seats_of(pod, machine)[1] and not worker_of(pod, machine).kv_gib:
                 yield Finding(("spec", "services", pod.service, "extraPodSpec", "mainContainer", "args"), LEFT)
 
 
 def unheard(manifest: Manifest) -> Findings:
-    """What a cluster carries out and this machine does in its own way, or not at all: a rule for warnings."""
-    for name, service in manifest.spec.services.items():
-        at: Steps = ("spec", "services", name)
+    """Yield settings that have no effect here, or another one than in a cluster (a rule for warnings)."""
+    for at, service in services_in(manifest):
         if not service.replicas:
             yield Finding((*at, "replicas"), NONE[service.component_type])
         if service.fleet != Fleet():
@@ -91,13 +91,13 @@ def unheard(manifest: Manifest) -> Findings:
         if service.component_type == WORKER and service.sub_component_type == PREFILL:
             what = "it serves whole requests, as decode workers do: no KV cache goes from one to the other"
             yield Finding((*at, "subComponentType"), what)
-        for where, probe in probes_of(name, service):
+        for where, probe in probes_of(at, service):
             yield from _unheard_probe(where, probe)
     for where, variable in variables_in(manifest):
         if variable.value_from is not None and variable.value_from.field_ref is not None:
             yield Finding((*where, "valueFrom"), PODS)
     imaged = [name for name, service in manifest.spec.services.items() if service.container.image]
-    if imaged:  # once: everybody's manifest has one in every service
+    if imaged:  # only once: manifests have an image in every service
         image = ("spec", "services", imaged[0], "extraPodSpec", "mainContainer", "image")
         yield Finding(image, "images are not run here: what is installed is, and another image only rolls it out again")
 
@@ -113,14 +113,15 @@ def _unheard_probe(at: Steps, probe: Probe) -> Findings:
 
 
 def control_of(deployment: str, machine: Machine) -> ControlLaunch:
-    """Return the control that the supervisor runs where the manifest has no planner."""
+    """Return the control that the supervisor runs if the manifest has no planner."""
     env = read_environment({**machine.environ, "HOLDFAST_STATE_DIR": str(machine.state_dir)})
     control = replace(control_by(env), deployment=deployment, store=machine.store_url)
     return replace(control, name=f"{deployment}-control", status_any=True)
 
 
 def settled_launch(launch: Launch, named: Named, sharing: int) -> Launch:
-    """With its model's name, and who shares its GPU; Refused where they would share what nobody divided."""
+    """Return the launch with its model's source and name, and the number of workers on its GPU. Raise Refused if
+    several share a GPU without a KV pool size."""
     if not isinstance(launch, WorkerLaunch):
         return launch
     source, model = named(launch.engine, launch.source, launch.model)

@@ -1,1 +1,1 @@
-"""HTTP/1.1: requests read, responses written, connections that take turns, and the server that has them."""
+"""Implements HTTP/1.1: request reader, response encoding, connections, and the server that owns them."""

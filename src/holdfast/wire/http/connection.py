@@ -1,31 +1,87 @@
-"""An HTTP/1.1 server protocol: one synchronous call per request, raw writes for streams.
+"""Implements HTTP/1.1 as a server protocol: one synchronous call per request, raw writes for streams.
 
-Why not an ASGI server: on the per-token path every layer costs microseconds (facts 33; docs/decisions.md has
-our own measurement). Always true: one response at a time per connection, pipelined requests wait in order and are
-bounded; bytes that are no request get an answer too, in their turn, before the connection closes; nobody is asked to
-answer after the last answer; whoever answers learns at once when the client is gone; a streamed body ends where
-`end_stream` says so and nowhere else, whatever is written.
+Why not an ASGI server: on the per-token path every layer costs microseconds (facts 33; docs/decisions.md has our own
+measurement).
+
+Always true:
+
+- One response at a time per connection; pipelined requests wait in order and are bounded.
+- Malformed input gets an answer too, in its turn, before the connection closes.
+- No handler is called after the last answer.
+- `client_gone` is called on the responder as soon as the client is gone.
+- A streamed body ends only at `end_stream`.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import cast
 
-from holdfast.core.peers import peer_uid
+from holdfast.core.procfs import peer_uid
 from holdfast.wire.http import response
-from holdfast.wire.http.ahead import Ahead
 from holdfast.wire.http.request import HttpBounds, HttpRequest, RefusedRequest, RequestReader
-from holdfast.wire.http.response import Headers, Responder
+from holdfast.wire.http.response import RETRY_SOON, Headers, Responder
 from holdfast.wire.net import Outgoing, is_reset, tune
 
-# Past this many unsent bytes a client counts as slow, and its stream waits in the ledger.
+# Requests a client may send ahead of their answers; browsers use 1, and memory must have a bound.
+PIPELINE_MAX = 16
+# A connection's bodies are not counted against the budget of all connections up to this total, so that ordinary
+# requests are always read.
+UNCOUNTED_BYTES_MAX = 64 * 1024
+
+
+class Ahead:
+    """The requests that a client sent ahead of their answers, in order. It calls `buffered` with each change of the
+    bytes that its unanswered bodies hold."""
+
+    def __init__(self, reader: RequestReader, bytes_max: int, buffered: Callable[[int], None]) -> None:
+        self._reader = reader
+        self._bytes_max = bytes_max
+        self._buffered = buffered
+        self._waiting: deque[HttpRequest] = deque()
+        self.buffered_bytes = 0  # of unanswered bodies, as last reported
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def append(self, request: HttpRequest) -> None:
+        """Queue a request; raise RefusedRequest if there are too many."""
+        ahead_bytes = len(request.body) + sum(len(waiting.body) for waiting in self._waiting)
+        if len(self._waiting) >= PIPELINE_MAX or ahead_bytes > self._bytes_max:
+            limit = f"{PIPELINE_MAX} requests or {self._bytes_max} bytes sent ahead on one connection"
+            raise RefusedRequest(429, f"more than {limit}", request, RETRY_SOON)
+        self._waiting.append(request)
+
+    def pop(self) -> HttpRequest:
+        request = self._waiting.popleft()
+        self.count()
+        return request
+
+    def drop(self) -> None:
+        """Discard all requests and bodies: none of them will be answered."""
+        self._waiting.clear()
+        self._reader.drop_body()
+        self.count()
+
+    def count(self) -> None:
+        """Report the change in held bytes since the last report."""
+        held = self._reader.body_bytes
+        if self._waiting:
+            held += sum(len(request.body) for request in self._waiting)
+        held = held if held > UNCOUNTED_BYTES_MAX else 0
+        if held != self.buffered_bytes:
+            more, self.buffered_bytes = held - self.buffered_bytes, held
+            self._buffered(more)
+
+
+# With more unsent bytes than this a client counts as slow, and its stream waits in the ledger.
 WRITE_HIGH_BYTES = 64 * 1024
-# How long a client may go on sending after the last answer. Closing at once would reset the connection under what
-# is still on its way, and take the answer with it.
+# How long a client may keep sending after the last answer. Closing at once would reset the connection, and the client
+# would lose the answer.
 LINGER_S = 2.0
-# After a client said that it sends no more, for a reset to come back from one that is gone altogether.
+# After a client's end of input: time for a reset to arrive, if the client is gone altogether.
 RESET_S = 0.05
 
 Handler = Callable[["HttpConnection", HttpRequest], None]
@@ -35,7 +91,8 @@ Count = Callable[[int], None]
 
 
 class HttpConnection(asyncio.Protocol):
-    """One client's connection."""
+    """A client's connection at the server. `admit` returns the limit for a body in bytes. `came` is called when the
+    connection opens, `left` when it closes, and `held` with each change of its buffered bytes."""
 
     def __init__(
         self, begin: Handler, handler: Handler, bounds: HttpBounds, *, admit: Admit, came: Told, left: Told, held: Count
@@ -50,21 +107,21 @@ class HttpConnection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.responder: Responder | None = None
         self.paused = False
-        self.closing = False  # the response under way is the last,
-        self.leaving = False  # or the next that begins: one under way may have said that there is another
+        self.closing = False  # the current response is the last,
+        self.leaving = False  # or the next one: the current head may have promised keep-alive
         self.busy = False  # a request is being answered
         self.outgoing = Outgoing()
-        self.request_id = ""  # what the handler calls it; told to the client with the answer
-        self.answer_headers: Headers = ()  # the handler's; they go with the answer, whatever it is
-        self.on_over: Callable[[int], object] | None = None  # told a response's status once it is over; 0: it had none
-        self.on_status: Callable[[int], object] | None = None  # told a response's status when its head is sent
+        self.request_id = ""  # set by the handler; sent to the client with the answer
+        self.answer_headers: Headers = ()  # set by the handler; sent with any answer
+        self.on_over: Callable[[int], object] | None = None  # called at a response's end; 0: it had no status
+        self.on_status: Callable[[int], object] | None = None  # called when a response's head is sent
         self._status = 0
         self.active_at_s = self._loop.time()
-        self.receiving_since_s = 0.0  # when the request that is arriving began to
+        self.receiving_since_s = 0.0  # when the current request began to arrive
         self._request: HttpRequest | None = None
-        self._streaming = False  # the response has begun to go out in pieces,
+        self._streaming = False  # a streamed response has begun,
         self._chunked = False  # and as chunks
-        self._refusal: RefusedRequest | None = None  # what ended the reading; answered after all that came before it
+        self._refusal: RefusedRequest | None = None  # ended the reading; answered after all earlier requests
         self._linger: asyncio.TimerHandle | None = None
         self._half_closed = False  # the client sends nothing more
 
@@ -97,7 +154,7 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None or self._linger is not None:
-            return  # read on, so that the client's leaving is noticed, and its last bytes reset nothing
+            return  # keep reading: to notice that the client leaves, and so that unread bytes cause no reset
         self.active_at_s = self._loop.time()
         begun = self._reader.begun
         try:
@@ -109,17 +166,17 @@ class HttpConnection(asyncio.Protocol):
         self.ahead.count()
 
     def eof_received(self) -> bool:
-        """The client sends nothing more. It may be gone, or only done with sending: it gets what it asked for."""
+        """Keep the connection open if an answer is due: the client may be gone, or only have finished sending."""
         if self.transport is None or not self.at_work:
             return False
         self._half_closed = True
         if self._request is not None and not self._streaming and not self._request.http10:
-            self._send(response.CONTINUE)  # harmless to who reads it; who is gone answers with a reset
+            self._send(response.CONTINUE)  # harmless to a client; if it is gone, its kernel answers with a reset
         self._loop.call_later(RESET_S, self.check_client)
         return True
 
     def check_client(self) -> None:
-        """End a half-closed connection whose client is gone: it is not read from, so nothing else tells."""
+        """Close a half-closed connection if its client is gone. It is not read any more, so nothing else shows that."""
         if self._half_closed and self.transport is not None and is_reset(self.transport):
             self.transport.abort()
 
@@ -127,13 +184,12 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def peer_uid(self) -> int | None:
-        """Whose process of this machine is at the other end; None: nobody's that can be told."""
-        sock = self.transport.get_extra_info("socket") if self.transport is not None else None
-        return peer_uid(sock) if sock is not None else None
+        """Return the user id of the peer's process on this machine; None if unknown."""
+        return peer_uid(self.transport.get_extra_info("socket")) if self.transport is not None else None
 
     @property
     def streaming(self) -> bool:
-        """The head of a streamed response is out, and its end is not."""
+        """Return True after the head of a streamed response is sent and before its end is."""
         return self._streaming
 
     @property
@@ -142,23 +198,23 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def receiving(self) -> bool:
-        """A request has begun to arrive and is not complete."""
+        """Return True if a request has begun to arrive and is not complete."""
         return self._reader.receiving and self._refusal is None
 
     @property
     def at_work(self) -> bool:
-        """A request is being answered, or waits for its turn."""
+        """Return True if a request is being answered or waits for its turn."""
         return self.busy or bool(self.ahead)
 
     def _on_request(self, request: HttpRequest) -> None:
         if not self.at_work:
-            if self._linger is None:  # else it came in one piece with the one that got the last answer
+            if self._linger is None:  # else it came in one read with the request that got the last answer
                 self._serve(request)
             return
         self.ahead.append(request)
 
     def _on_expect(self) -> None:
-        """Between two responses only; in the middle of one the client must do without, as it may have to anyway."""
+        """Send `100 Continue`, unless a response is under way: a client must be able to do without it."""
         if self._linger is None and not self.at_work:
             self._send(response.CONTINUE)
 
@@ -173,7 +229,7 @@ class HttpConnection(asyncio.Protocol):
             self._serve(self.ahead.pop())
 
     def shed(self, refusal: RefusedRequest) -> None:
-        """Free all that the client has sent ahead of its answers, and refuse it."""
+        """Discard all unanswered requests and refuse the client."""
         self.ahead.drop()
         self.refuse(refusal)
 
@@ -181,7 +237,7 @@ class HttpConnection(asyncio.Protocol):
         """Read nothing more; answer with the refusal when its turn comes, then close."""
         self._refusal = refusal
         self._reader.drop_body()
-        if not self.at_work and self._linger is None:  # who was hung up on has its answer
+        if not self.at_work and self._linger is None:  # while lingering the last answer is already sent
             self._answer_refusal(refusal)
 
     def _answer_refusal(self, refusal: RefusedRequest) -> None:
@@ -199,7 +255,7 @@ class HttpConnection(asyncio.Protocol):
         content_type: bytes = b"application/json",
         headers: Headers = (),
     ) -> None:
-        """A whole response. Inside a stream there is no place for one: then the client sees a broken body."""
+        """Send a whole response. If a streamed one is under way, abort it instead: the client sees a broken body."""
         if self.transport is None:
             return
         if self._streaming:
@@ -211,7 +267,7 @@ class HttpConnection(asyncio.Protocol):
         self._finish_response()
 
     def start_stream(self, content_type: bytes, headers: Headers = (), data: bytes = b"") -> None:
-        """The head of a streamed 200, and the body's first piece in the same write; it may be empty."""
+        """Send the head of a streamed 200 and the body's first piece, which may be empty, in one write."""
         assert self._request is not None
         assert not self._streaming, "one response at a time"
         self._streaming = True
@@ -222,13 +278,13 @@ class HttpConnection(asyncio.Protocol):
         self._send(head + self._piece(data))
 
     def write(self, data: bytes) -> None:
-        """One piece of a streamed body; an empty one writes nothing."""
+        """Send one piece of a streamed body; nothing if it is empty."""
         if self.transport is not None and data:
             assert self._streaming, "a piece of no stream"
             self._send(self._piece(data))
 
     def end_stream(self, data: bytes = b"") -> None:
-        """The last piece of a streamed body, which may be empty, and its end."""
+        """Send the last piece of a streamed body, which may be empty, and its end."""
         if self.transport is not None:
             assert self._streaming, "the end of no stream"
             self._send(self._piece(data) + (response.LAST_CHUNK if self._chunked else b""))
@@ -243,7 +299,6 @@ class HttpConnection(asyncio.Protocol):
             self.transport.write(data)
 
     def abort(self) -> None:
-        """Drop the client at once."""
         if self.transport is not None:
             self.transport.abort()
 
@@ -281,7 +336,7 @@ class HttpConnection(asyncio.Protocol):
         if self.closing:
             self._hang_up()
         elif self.ahead:
-            # Through the loop, so that a long pipeline does not become a deep stack.
+            # Through the event loop, so that a long pipeline does not become a deep stack.
             self._loop.call_soon(self._serve_waiting)
         elif self._refusal is not None:
             self._answer_refusal(self._refusal)
@@ -289,12 +344,12 @@ class HttpConnection(asyncio.Protocol):
             self._hang_up()
 
     def _hang_up(self) -> None:
-        """Say that nothing more comes; close when the client has closed, or soon."""
+        """Send end of output; close when the client has closed, or after `LINGER_S`."""
         assert self.transport is not None
         self.ahead.drop()
         if self._half_closed:
-            self.transport.close()  # it sends nothing that a close could reset
+            self.transport.close()  # the client sends nothing more, so closing resets nothing
             return
         self.transport.write_eof()
-        # What is not sent by then still goes out; the sweep ends a client that does not read.
+        # Unsent bytes still go out after the close; the sweep drops a client that does not read.
         self._linger = self._loop.call_later(LINGER_S, self.transport.close)

@@ -1,7 +1,7 @@
-"""Bytes to whole HTTP/1.x requests, on httptools. Pure: no sockets, no clock.
+"""Parses bytes into whole HTTP/1.x requests, with httptools. No I/O, no clock.
 
-Always true: line, headers and body are bounded while they arrive, not after; whatever the bytes, they become requests
-in the order they came or one `RefusedRequest`, after which the reader's place is lost and nothing more is read.
+Always true: line, headers and body are bounded while they arrive, not after. Any input becomes requests, in order, or
+one `RefusedRequest`, after which nothing more is parsed, because the position in the input is lost.
 """
 
 from __future__ import annotations
@@ -13,24 +13,23 @@ import httptools
 
 from holdfast.wire.http.response import Headers, refusal
 
-# Dropped when a request is read again as if it had not asked for another protocol, as headers and as what the
-# connection header lists.
+# Removed, as headers and from the connection header's list, when a request is parsed again without its upgrade.
 _UPGRADE_HEADERS = frozenset({b"upgrade", b"http2-settings"})
-# A 405 must say what may be asked instead (RFC 9110, 15.5.6); a proxy's request names no path to tell more of.
+# A 405 must list the allowed methods (RFC 9110, 15.5.6); CONNECT names no path, so this is the list of all paths.
 _NO_PROXY: Headers = ((b"allow", b"GET, HEAD, POST, OPTIONS"),)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpBounds:
-    """What clients may send, and how long one may do nothing. A client that goes on sending is cut off only when its
-    request has taken ten times `request_s` (`server.REQUEST_TIMES_MAX`)."""
+    """Limits on what clients may send and how long one may be idle. A client that keeps sending is cut off only when
+    its request has taken ten times `request_s` (`server.REQUEST_TIMES_MAX`)."""
 
     header_bytes_max: int = 32 * 1024
     body_bytes_max: int = 16 * 1024 * 1024
-    buffered_bytes_max: int = 128 * 1024 * 1024  # of bodies that are not answered yet, over all connections
-    request_s: float = 30.0  # to send a request it has begun, and as much again for what came at a modem's pace
-    idle_s: float = 300.0  # between requests; longer than common proxies', so that they close first
-    unread_s: float = 300.0  # without taking any of what was sent; reading shows a packet at a time, of up to 64 KiB
+    buffered_bytes_max: int = 128 * 1024 * 1024  # unanswered bodies of all connections
+    request_s: float = 30.0  # to finish sending a request, plus 1 s per 4096 bytes received
+    idle_s: float = 300.0  # between requests; longer than common proxies' limit, so that they close first
+    unread_s: float = 300.0  # without reading anything that was sent; progress shows per packet, of up to 64 KiB
 
 
 @dataclass(slots=True)
@@ -44,10 +43,10 @@ class HttpRequest:
 
 
 class RefusedRequest(Exception):
-    """Bytes that are not a request we can take: the status and the sentence to answer with.
+    """Input that is refused: the status and the message to answer with.
 
-    `request`: what is refused, where it is more than what is arriving. `body`: of the answer, where it is not made of
-    status and message."""
+    `request` is the refused request if it is complete; default: the one that is arriving. `body` is the answer's body;
+    default: made from status and message."""
 
     def __init__(
         self,
@@ -66,9 +65,12 @@ class RefusedRequest(Exception):
 
 
 class RequestReader:
-    """One connection's requests. `on_request` is called for each; `on_expect` when a client waits for leave to send.
-    `on_head` is called before a body is read, with all but the body, and returns how many bytes of it are read at most;
-    a RefusedRequest that it raises ends the reading."""
+    """The parser of one connection's requests. It calls:
+
+    - `on_request` for each request;
+    - `on_expect` when a client waits for `100 Continue`;
+    - `on_head` before a body is read, with the request without its body. `on_head` returns the limit for the body in
+      bytes, or raises RefusedRequest, which ends the reading."""
 
     def __init__(
         self,
@@ -88,7 +90,7 @@ class RequestReader:
     def _reset(self) -> None:
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
-        self._header_bytes = 0  # of lines that are complete
+        self._header_bytes = 0  # of complete lines
         self._head_bytes = 0  # of an unfinished head
         self._body = bytearray()
         self._body_bytes_max = self._bounds.body_bytes_max
@@ -97,31 +99,29 @@ class RequestReader:
 
     @property
     def received_bytes(self) -> int:
-        """Of the request that is arriving."""
         return self._header_bytes + len(self._body)
 
     @property
     def body_bytes(self) -> int:
-        """Return how much of the arriving request's body is held."""
         return len(self._body)
 
     def drop_body(self) -> None:
-        """Free what arrived of a body: the request is refused, or its client gone."""
+        """Free the partial body: the request is refused, or its client is gone."""
         self._body = bytearray()
 
     def so_far(self) -> HttpRequest:
-        """What is known of the request that is arriving, for who refuses it."""
+        """Return what is known of the current request, to refuse it."""
         method = self._parser.get_method().decode("latin-1") if self._url else "-"
         return HttpRequest(method, _path(self._url) if self._url else "-", self._headers, b"", False, False)
 
     def feed(self, data: bytes) -> None:
-        """Take received bytes; RefusedRequest ends it."""
+        """Parse received bytes; raise RefusedRequest for what is refused."""
         rest = memoryview(data)
         while rest:
             rest = self._feed_parser(rest)
 
     def _feed_parser(self, data: memoryview) -> memoryview:
-        """Parse; returns what the parser has not taken."""
+        """Parse; return the bytes that the parser has not consumed."""
         idle, begun, taken = not self.receiving, self.begun, 0
         try:
             self._parser.feed_data(data)
@@ -131,18 +131,18 @@ class RequestReader:
             raise error.__context__ or error from None
         except httptools.HttpParserError as error:
             raise RefusedRequest(400, f"malformed HTTP request: {error}") from None
-        if taken:  # not where it is caught: an error inside would have the upgrade as its context, and be lost
+        if taken:  # outside the except block: an error inside it would have the upgrade as its context, and be lost
             self._read_without_upgrade()
             return data[taken:]
         if self._in_head and self.begun == begun + idle:
-            # httptools keeps an unfinished header line to itself: all of this head's bytes are counted here as well.
+            # httptools buffers an unfinished header line: count all of this head's bytes here as well.
             self._head_bytes += len(data)
             self._check_head(self._head_bytes)
         return data[:0]
 
     def _read_without_upgrade(self) -> None:
-        """A server may ignore the wish for another protocol (some clients add it to every request), but the parser
-        stops at it: read the head again without it."""
+        """Parse the head again without its upgrade headers. A server may ignore them (some clients send them with every
+        request), but the parser stops there."""
         method = self._parser.get_method()
         if method == b"CONNECT":
             raise RefusedRequest(405, "this is not a proxy: CONNECT is not allowed", headers=_NO_PROXY)
@@ -169,12 +169,12 @@ class RequestReader:
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_header(len(name) + len(value))
         if not self._in_head:
-            return  # what trails a chunked body changes nothing
+            return  # trailers of a chunked body are ignored
         name = name.lower()
         if name == b"host" and name in self._headers:
             raise RefusedRequest(400, "the Host header is there twice; send one")
         if name == b"connection" and name in self._headers:
-            value = self._headers[name] + b", " + value  # a list, on as many lines as its sender likes
+            value = self._headers[name] + b", " + value  # a list, possibly on several lines
         self._headers[name] = value
 
     def _count_header(self, size: int) -> None:
@@ -191,7 +191,7 @@ class RequestReader:
         if version not in ("1.0", "1.1"):
             raise RefusedRequest(400, f"HTTP/{version} is not spoken here; use HTTP/1.1")
         if self._parser.should_upgrade():
-            return  # it will be read again
+            return  # it is parsed again
         if version == "1.1" and b"host" not in self._headers:
             raise RefusedRequest(400, "the Host header is missing, which HTTP/1.1 requires; send 'Host: localhost'")
         self._check_body_length()
@@ -199,7 +199,7 @@ class RequestReader:
             self._on_expect()
 
     def _check_body_length(self) -> None:
-        """Ask whether the body that the head announces is read, and how much of it."""
+        """Set the limit for the body that the head announces; raise RefusedRequest if it is larger."""
         length = self._headers.get(b"content-length", b"0")
         announced = int(length) if length.isdigit() else 0
         if announced > self._bounds.body_bytes_max:
@@ -235,7 +235,7 @@ class RequestReader:
 
 
 def _path(url: bytes) -> str:
-    """The path alone: no query, and no scheme and host where a client writes them out as for a proxy."""
+    """Return the path without query, and without scheme and host if the client sent an absolute URL."""
     path = url.partition(b"?")[0]
     if not path.startswith(b"/") and b"://" in path:
         path = b"/" + path.partition(b"://")[2].partition(b"/")[2]

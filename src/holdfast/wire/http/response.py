@@ -1,4 +1,4 @@
-"""The bytes of a response, its head and the pieces of a streamed body; and who makes it. Pure: no sockets, no clock."""
+"""Encodes responses: the head and the chunks of a streamed body. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ LAST_CHUNK = b"0\r\n\r\n"
 
 
 class Responder(Protocol):
-    """Whoever is answering the current request on a connection."""
-
     def client_gone(self) -> None: ...
 
     def client_writable(self) -> None: ...
 
     def cut_off(self, why: str) -> None:
-        """The server must end before the answer has: say so to the client, by name."""
+        """End the answer early with a named error for the client: the server is closing."""
 
 
 def head(status: int, content_type: bytes, headers: Headers, connection: bytes) -> bytes:
-    """All but what tells where the body ends, and the empty line; `connection`: b"" for what the version implies."""
+    """Return the head without the body's length or transfer encoding and without the empty line. `connection` b"": the
+    HTTP version's default."""
     lines = [_status_line(status), b"content-type: " + content_type + b"\r\n"]
     lines += [name + b": " + value + b"\r\n" for name, value in headers]
     if connection:
@@ -35,14 +34,14 @@ def head(status: int, content_type: bytes, headers: Headers, connection: bytes) 
 
 
 def refusal(status: int, message: str) -> bytes:
-    """The body of an answer to what is no request, or is one too many, in OpenAI's shape."""
+    """Return the body of a refusal, in the shape of OpenAI's errors."""
     kind = "overloaded_error" if status == HTTPStatus.TOO_MANY_REQUESTS else "invalid_request_error"
     error = {"message": message, "type": kind, "param": None, "code": None}
     return msgspec.json.encode({"error": error})
 
 
 def chunk(data: bytes) -> bytes:
-    """The one place where a piece becomes a chunk: one of no bytes would be the body's end, so it becomes nothing."""
+    """Return data as a chunk. Empty data gives b"": an empty chunk would end the body."""
     return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 
@@ -52,7 +51,7 @@ _status_lines: dict[int, bytes] = {}
 def _status_line(status: int) -> bytes:
     line = _status_lines.get(status)
     if line is None:
-        known = status in HTTPStatus._value2member_map_  # 499 is not in the book
+        known = status in HTTPStatus._value2member_map_  # 499 is not in the standard
         phrase = HTTPStatus(status).phrase if known else "Error"
         line = _status_lines[status] = f"HTTP/1.1 {status} {phrase}\r\n".encode()
     return line

@@ -1,4 +1,4 @@
-"""A listening HTTP server: its connections, and one sweep over clients who stopped taking part."""
+"""Implements the listening HTTP server: it owns the connections, and drops clients that stop sending or reading."""
 
 from __future__ import annotations
 
@@ -17,29 +17,32 @@ from holdfast.wire.net import has_unread
 
 log = logging.getLogger("holdfast.http")
 
-# What a request may come in at and have more time than `request_s`: a modem's pace.
+# A request that arrives at this rate or faster gets more time than `request_s`.
 RECEIVED_BYTES_PER_S_MIN = 4096
-# Of `request_s`, for a whole request: five minutes as it is by default, in which the largest body needs 56 KB/s.
+# Limit for a whole request, in multiples of `request_s`: 5 min by default, for which the largest body needs 56 KB/s.
 REQUEST_TIMES_MAX = 10
-# Of a server's places: for who comes when all others are taken, to be told so, or to be shown a page for probes.
+# Share of a server's places that is spared for clients that come when it is full: to refuse them, or to answer probes.
 SPARED_SHARE = 1 / 8
-# For the next request of a client that was told it may send one, when its server leaves; that one's answer is the last.
+# When the server stops: time for the next request of a client that was promised keep-alive; its answer is the last.
 NEXT_S = 1.0
 SHED = "more request bodies are arriving than there is memory for, and this one has been arriving longest"
 FULL = "as many clients are being answered as there can be; let it have more descriptors (`ulimit -n`)"
 
 
 def arrival_bound_s(bounds: HttpBounds, received_bytes: int) -> float:
-    """Return how long a request may take to arrive, of which so much has come."""
+    """Return how long (s) a request may take to arrive, given the bytes received so far."""
     steady_s = bounds.request_s + received_bytes / RECEIVED_BYTES_PER_S_MIN
     return min(steady_s, bounds.request_s * REQUEST_TIMES_MAX)
 
 
 class HttpServer:
-    """Serve `handler` on one address until closed. `begin` comes before every answer, be it the handler's or a refusal
-    of what is no request: it may name the request and add headers, and has only what arrived of it. `admit` comes
-    before a body is read: it returns how many bytes of it are read at most, or raises RefusedRequest. `probes` are
-    paths that are answered also where every place is taken: who is full is not ill."""
+    """An HTTP server that listens on one address.
+
+    - `handler` is called for each request.
+    - `begin` is called before every answer, also before a refusal, with what has arrived of the request. It may set the
+      request id and headers.
+    - `admit` is called before a body is read. It returns the limit in bytes, or raises RefusedRequest.
+    - `probes` are paths that are answered even when all places are taken: a full server is not unhealthy."""
 
     def __init__(
         self,
@@ -54,21 +57,20 @@ class HttpServer:
     ) -> None:
         self._begin = begin
         self._admit = admit
-        self._buffered_bytes = 0  # of bodies, over all connections
+        self._buffered_bytes = 0  # bodies of all connections
         self._handler = handler
         self._network = network
         self._bounds = bounds
-        self._share = share  # of this process's descriptors, for its clients
+        self._share = share  # of this process's descriptors, for clients
         self._probes = probes
         self._listener: Listener | None = None
         self._leaving = False
         self._sweep_handle: asyncio.TimerHandle | None = None
         self.connections: set[HttpConnection] = set()
-        self._excess: set[HttpConnection] = set()  # of those, who came when every place was taken
+        self._excess: set[HttpConnection] = set()  # of those, the ones that came when all places were taken
 
     async def start(self, address: Address, *, share_port: bool = False, or_any: bool = False) -> Address:
-        """Listen; return the address really bound. `or_any`: a stranger on a port that nobody asked for by number is no
-        reason not to serve."""
+        """Listen; return the bound address. `or_any`: if the port is in use, listen on a free one."""
         try:
             self._listener = await self._network.listen(address, self._connection, share_port=share_port)
         except OSError as error:
@@ -91,13 +93,13 @@ class HttpServer:
         )
 
     def _read_at_most(self, connection: HttpConnection, request: HttpRequest) -> int:
-        """Return how many bytes of a body are read; RefusedRequest: none."""
+        """Return the limit for a body in bytes; raise RefusedRequest if none is accepted."""
         if connection in self._excess and request.path not in self._probes:
             raise RefusedRequest(429, FULL, headers=RETRY_SOON)
         return self._bounds.body_bytes_max if self._admit is None else self._admit(connection, request)
 
     def _count_buffered(self, more: int) -> None:
-        """Keep the bodies of all connections within their budget: the one that has been arriving longest makes room."""
+        """Keep the bodies of all connections within their budget: shed the one that has been arriving longest."""
         self._buffered_bytes += more
         while self._buffered_bytes > self._bounds.buffered_bytes_max:
             holding = [one for one in self.connections if one.ahead.buffered_bytes]
@@ -105,7 +107,8 @@ class HttpServer:
             oldest.shed(RefusedRequest(429, SHED, headers=RETRY_SOON))
 
     def _came(self, connection: HttpConnection) -> None:
-        """Where every place is taken an idle one makes room for it, or it has one answer, from a spared place."""
+        """Add a connection. If all places are taken, close an idle one, or give the new one a spared place for one
+        answer."""
         most = places(self._share)
         spared = max(1, int(most * SPARED_SHARE))
         here = len(self.connections) - len(self._excess)
@@ -113,10 +116,10 @@ class HttpServer:
             room = len(self._excess) < spared or self._hurry()
             self._excess.add(connection)
             connection.closing = True
-            if not room:  # all of them are at work
+            if not room:  # all spared ones are being answered
                 connection.refuse(RefusedRequest(429, FULL, headers=RETRY_SOON))
         self.connections.add(connection)
-        if self._leaving:  # it had been taken in before
+        if self._leaving:  # it was in the backlog
             connection.leaving = True
 
     def _left(self, connection: HttpConnection) -> None:
@@ -130,22 +133,24 @@ class HttpServer:
             self._handler(connection, request)
 
     def _hurry(self) -> bool:
-        """Of those who only have to leave, and else of those who have yet to have their one answer, one makes room."""
+        """Free a spared place: close an idle connection that had its last answer, else one still waiting to send its
+        request. Return False if there is none."""
         answered = self._idle(lambda one: one.closing and one.outgoing.written > 0)
         return make_room(answered) or make_room(self._idle(lambda one: one.closing))
 
     def _idle(self, which: Callable[[HttpConnection], bool]) -> Iterator[Idle]:
-        """Those of them who are not being answered. A request that has only begun to arrive keeps nobody: there may be
-        a flood of them. But who has just come and spoken, and was not read yet, is no idler."""
+        """Yield matching connections that are not being answered. A connection with an incomplete request counts as
+        idle (there may be a flood of them); one with unread input does not."""
         for connection in self.connections:
             transport = connection.transport
             if transport is None or transport.is_closing() or transport.get_write_buffer_size():
                 continue
             if not connection.at_work and which(connection) and not has_unread(transport):
-                yield connection.active_at_s, transport.close  # the kernel may still have the end of an answer
+                yield connection.active_at_s, transport.close  # the kernel may still hold the end of an answer
 
     def stop_accepting(self) -> None:
-        """Close the listening socket. Every connection is closed after its next answer, which says so, or soon."""
+        """Close the listening socket. Each connection is closed after its next answer (which has `connection: close`),
+        or when idle for `NEXT_S`."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -156,7 +161,7 @@ class HttpServer:
             asyncio.get_running_loop().call_later(NEXT_S, self._let_go)
 
     def _let_go(self) -> None:
-        """Close connections that have not had their last answer, and ask for nothing any more."""
+        """Close connections that sent no further request within `NEXT_S`; repeat until none is left."""
         loop = asyncio.get_running_loop()
         rests = self._idle(lambda one: not (one.receiving or (one.closing and one.outgoing.written)))
         for active_at_s, close in list(rests):
@@ -166,7 +171,7 @@ class HttpServer:
             loop.call_later(NEXT_S / 4, self._let_go)
 
     def cut_off(self, why: str) -> None:
-        """End every answer under way with a named error rather than a silent close."""
+        """End every answer in progress with a named error rather than a silent close."""
         for connection in list(self.connections):
             if connection.responder is not None:
                 connection.responder.cut_off(why)
@@ -179,7 +184,7 @@ class HttpServer:
             connection.abort()
 
     async def emptied(self) -> None:
-        """Wait until the last answer has left and the last connection is closed; the caller bounds it."""
+        """Wait until all answers are sent and all connections closed; the caller sets the time limit."""
         while self.connections:  # noqa: ASYNC110 - once in a process's life; an event would cost every connection
             await asyncio.sleep(0.01)
 
@@ -197,7 +202,7 @@ class HttpServer:
         if transport is None:
             return
         if transport.get_write_buffer_size():
-            connection.active_at_s = now_s  # it is idle from when it has taken everything
+            connection.active_at_s = now_s  # idle time begins when everything was sent
             if connection.outgoing.stalled_s(transport, now_s) > bounds.unread_s:
                 log.info("dropping a client that took nothing for %g s of what was sent to it", bounds.unread_s)
                 connection.abort()
@@ -208,4 +213,4 @@ class HttpServer:
             if now_s - connection.receiving_since_s > allowed_s:
                 connection.refuse(RefusedRequest(408, f"the request did not arrive within {allowed_s:.0f} s"))
         elif now_s - connection.active_at_s > bounds.idle_s:
-            transport.close()  # not aborted: the kernel may still have the end of an answer
+            transport.close()  # not aborted: the kernel may still hold the end of an answer

@@ -18,10 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpu_rig import SETTINGS, Vault
-from torch_rig import Rig, request
-
 from holdfast.core.requests import GenerateRequest, Output
+from tests.rigs.engines.gpu_engine import SETTINGS, Vault
+from tests.rigs.engines.torch_engine import Rig, request
 
 STREAMS = 64
 FIRST, LAST = 40, 340  # tokens of every stream between which steps are timed
@@ -112,7 +111,7 @@ async def exact() -> None:
         mark("32x50_tokens_s")
         await first.reached(100, range(32))
         mark("32x50_more_s")
-        await first.engine.rest()
+        await first.engine.become_standby()
         await second.engine.wake(1001)
         mark("handover_s")
         second.submit({number: asked(number, 20) for number in range(32, 64)})

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu_rig import SETTINGS, Vault, awake, until
-from torch_rig import Rig, request, rig
 
 from holdfast.core.requests import GenerateRequest
+from tests.rigs.engines.gpu_engine import SETTINGS, Vault, awake, until
+from tests.rigs.engines.torch_engine import Rig, request, rig
 
 pytestmark = pytest.mark.gpu
 
@@ -65,7 +65,7 @@ async def test_a_takeover_captures_nothing() -> None:
             assert await second.engine.check() == ""
             first.submit({number: asked(number) for number in streams})
             await until(first, 30, streams)
-            await first.engine.rest()
+            await first.engine.become_standby()
             said = {number: first.tokens(number)[:30] for number in streams}
             ready, before = second.ready, torch.cuda.memory_reserved()
             woken = await second.engine.wake(2000)
@@ -74,5 +74,5 @@ async def test_a_takeover_captures_nothing() -> None:
             second.submit({number: asked(number, said[number]) for number in streams})
             await until(second, TOKENS - 30, streams)
             assert torch.cuda.memory_reserved() == before
-            assert second.engine.resumes.recomputed_tokens_max <= second.tenant.settings.block_tokens
+            assert second.engine.resumes.recomputed_tokens_max <= second.hosted.settings.block_tokens
             await second.engine.stop()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 torch = pytest.importorskip("torch")
-checks = pytest.importorskip("torch_kernel_checks", reason="triton is not installed here")
+checks = pytest.importorskip("tests.rigs.engines.kernel_checks", reason="triton is not installed here")
 attention, between, sampling = checks.attention_fast, checks.rows_fast, checks.sampling_fast
 
 pytestmark = [
@@ -125,7 +122,7 @@ def step(rows: int, length: int, width: int) -> None:
     queries = between.turn_and_write(qkv, 32, turn, turn, positions, kv, blocks, offsets)
     tables = torch.zeros(rows, width, dtype=torch.int64, device=GPU)
     attention.decode_attention(queries, kv, tables, positions)
-    piece = checks.Piece([0] * (rows + 1), length, [0] * 70)
+    piece = checks.SharePiece([0] * (rows + 1), length, [0] * 70)
     tiles = checks.kernel_batch([piece, piece], 16, torch.device(GPU), attention.tile_tokens(32, 8)).tiles
     attention.chunk_attention(queries.repeat(4, 1, 1), kv, tiles, queries.new_empty(4 * rows, 4096))
     words, ones = checks.noise.token_words(1000, GPU), torch.ones(rows, 1, device=GPU)

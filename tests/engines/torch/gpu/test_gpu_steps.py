@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from engine_rig import BOUND_S
-from gpu_rig import SETTINGS, Vault, awake, until
-from torch_graph_rig import counted_by_hand
-from torch_rig import doomed, request
 
 from holdfast.core.requests import GenerateRequest
 from holdfast.engines.paged.canary import canary_scheduler
 from holdfast.engines.paged.sequences import Segment
-from holdfast.engines.torch.files.tiny import TINY
-from holdfast.engines.torch.gpu.graph_inputs import GraphInputs
+from holdfast.engines.torch.files.resolve import TINY
+from holdfast.engines.torch.gpu.graphs import GraphInputs
 from holdfast.engines.torch.launched import NotFiniteError
+from tests.rigs.engines.any_engine import BOUND_S
+from tests.rigs.engines.gpu_engine import SETTINGS, Vault, awake, until
+from tests.rigs.engines.torch_engine import doomed, request
+from tests.rigs.engines.torch_graphs import counted_by_hand
 
 pytestmark = pytest.mark.gpu
 
@@ -72,14 +72,14 @@ async def test_numbers_that_are_not_finite_are_an_error(graphs: bool) -> None:
     """A broken number in a text's KV raises at the next step, whatever the stream wants; by graph or by hand."""
     async with awake() as r:
         ready, computer = r.ready, r.ready.computer
-        assert computer.kv.shape[0] > r.tenant.geometry.block_count, "made for another range"
+        assert computer.kv.shape[0] > r.hosted.geometry.block_count, "made for another range"
         assert computer.graphs is not None
         if not graphs:
             computer.graphs = None
 
         def broken(wants: dict[str, Any]) -> str:
             kv = computer.kv[ready.blocks.start, 1, 1, 3, 0]
-            settings = r.tenant._readiness.settings_for(computer)
+            settings = r.hosted._readiness.settings_for(computer)
             scheduler = canary_scheduler(settings, ready.blocks, BLOCK, filled=False)
             scheduler.submit(0, asked(20, 8, 1, **wants))
             for _ in range(3):
@@ -99,7 +99,7 @@ async def test_numbers_that_are_not_finite_are_an_error(graphs: bool) -> None:
             return "nothing was noticed"
 
         for name, wants in WANTS.items():
-            told = await asyncio.wrap_future(r.tenant._stepper.run(lambda wants=wants: broken(wants)))
+            told = await asyncio.wrap_future(r.hosted._stepper.run(lambda wants=wants: broken(wants)))
             assert "not finite" in told, f"{name}: {told}"
 
 
@@ -118,7 +118,7 @@ async def test_an_engine_whose_numbers_break_ends() -> None:
                 return f"block {block}: {r.ready.computer.kv[block, 1, 1, 3, 0].tolist()}"
 
             async with asyncio.timeout(BOUND_S):
-                broken = await asyncio.wrap_future(r.tenant._stepper.run(work))
+                broken = await asyncio.wrap_future(r.hosted._stepper.run(work))
             try:
                 await r.until(lambda: bool(r.heard("fatal")))
             except TimeoutError:

@@ -1,11 +1,10 @@
-"""A model on disk or out of thin air: what it is, its words, and its tensors under their Hugging Face names.
+"""Defines a checkpoint, from files or random: its configuration, its text, and its tensors under Hugging Face names.
 
 Always true: a checkpoint that was opened has every tensor its configuration asks for, in the right shape; a missing or
 misshapen one was named when it was opened, not in the middle of a load. A random weight depends on the seed, its
-tensor's name and its place alone: not on the machine, on how many rows are read at once, or on who else reads. They are
-integers from a counter-based generator, scaled in fp32: no library's idea of a normal distribution comes in. Rows are
-made side by side by every core, some 180 million weights a second each: a model of 8 billion is read in less time than
-from most disks.
+tensor's name and its place alone: not on the machine, on how many rows are read at once, or on other readers. They are
+integers from a counter-based generator, scaled in fp32, so no library's normal distribution is involved. Every core
+makes rows, some 180 million weights a second each: a model of 8 billion is read in less time than from most disks.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:  # a model is looked at before torch is loaded
     import torch
 
 # Takes what is going on ("fetch", "hash", "load"), the bytes done, and all there are to do, or None if unknown.
-Progress = Callable[[str, int, int | None], None]
+OnProgress = Callable[[str, int, int | None], None]
 
 NAMES_SHOWN_MAX = 4  # missing tensors in one message: enough to see the pattern
 
@@ -48,7 +47,7 @@ HEAD_SPREAD = 3.0
 
 @dataclass(frozen=True, slots=True)
 class FileCheckpoint:
-    """A checkpoint whose tensors lie in files."""
+    """A checkpoint with tensors in files."""
 
     config: ModelConfig
     # Of the weights' content and the configuration: equal for equal weights, wherever they lie. Empty: not known yet,
@@ -63,7 +62,7 @@ class FileCheckpoint:
     generation_defaults: Mapping[str, float] = field(default_factory=dict)
 
     def read(self, name: str, first: int = 0, last: int | None = None) -> torch.Tensor:
-        """Rows of a tensor by its Hugging Face name, in stored precision, or fp32 where that is block-quantised."""
+        """Return rows of a tensor, in stored precision, or fp32 where that is block-quantised."""
         return self.tensors[name].read(first, last)
 
 
@@ -72,7 +71,7 @@ _Rows = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
 @dataclass(frozen=True, slots=True)
 class RandomCheckpoint:
-    """Any shape, random weights. Norms are one; everything else keeps its input's size. Fields as above."""
+    """A checkpoint of any shape with random weights: norms are one; everything else keeps its input's size."""
 
     config: ModelConfig
     seed: int
@@ -108,8 +107,7 @@ class RandomCheckpoint:
         return torch.from_numpy(rows).reshape(last - first, *shape[1:])
 
     def _fill(self, name: str, piece: tuple[int, int], first: int, rows: _Rows) -> None:
-        """Some rows of one block, into `rows`, which begins with the tensor's row `first`: uniform numbers of the
-        tensor's spread."""
+        """Fill some rows of one block into `rows`, which begins with row `first`, with uniform numbers."""
         width = rows.shape[1]
         block, row = divmod(piece[0], ROWS)
         tick, skipped = divmod(row * width, DRAW)
@@ -122,16 +120,12 @@ class RandomCheckpoint:
         out[:] = words.astype("<u8", copy=False).view("<u2")[skipped : skipped + count]
         out -= np.float32(32767.5)
         out *= np.float32(math.sqrt(12) / 65536)  # a standard deviation of one
-        out *= np.float32(self._spread(name, width))
-
-    def _spread(self, name: str, row: int) -> float:
-        if name == "model.embed_tokens.weight":
-            return 1.0
-        return (HEAD_SPREAD if name == "lm_head.weight" else 1.0) / math.sqrt(row)
+        if name != "model.embed_tokens.weight":
+            out *= np.float32((HEAD_SPREAD if name == "lm_head.weight" else 1.0) / math.sqrt(width))
 
 
 def _pieces(first: int, last: int, width: int) -> list[tuple[int, int]]:
-    """Rows from `first` to `last`, cut for threads; none reaches over the end of a block."""
+    """Return the rows from `first` to `last`, cut for threads; none reaches over the end of a block."""
     step = max(1, PIECE // width)
     found = []
     while first < last:
@@ -146,7 +140,7 @@ Checkpoint = FileCheckpoint | RandomCheckpoint
 
 @lru_cache(maxsize=8)  # asked for with every tensor that is read; a process has one model, or a few in a test
 def tensor_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
-    """Every tensor a model of this shape has, under its Hugging Face name."""
+    """Return every tensor a model of this shape has, under its Hugging Face name."""
     hidden, inner = config.hidden, config.intermediate
     q, kv = config.heads * config.head_size, config.kv_heads * config.head_size
     projections = {
@@ -175,8 +169,8 @@ def tensor_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
     return shapes
 
 
-def needed(tensors: Mapping[str, Stored], config: ModelConfig, where: Path) -> dict[str, Stored]:
-    """Those of `tensors` that the model is made of, checked; UserError names what is missing or misshapen."""
+def checked_tensors(tensors: Mapping[str, Stored], config: ModelConfig, where: Path) -> dict[str, Stored]:
+    """Return those of `tensors` that the model is made of, checked; UserError names what is missing or misshapen."""
     shapes = tensor_shapes(config)
     missing = [name for name in shapes if name not in tensors]
     if missing:

@@ -1,8 +1,8 @@
-"""What the engine must know of a model before it reads a weight, and how a Hugging Face `config.json` says it.
+"""The configuration that the engine needs before it reads a weight, and its parser for a Hugging Face `config.json`.
 
-Always true: a `ModelConfig` describes a model that the engine computes exactly as its makers do. Whatever the engine
-cannot compute (another architecture, experts, an unknown rope, quantised safetensors) is
-refused here, by name, as a UserError; nothing unknown is quietly taken for the usual.
+Always true: a `ModelConfig` describes a model that the engine computes exactly as its makers do. A model that the
+engine cannot compute (another architecture, experts, an unknown rope, quantised safetensors) is refused here, by name,
+as a UserError. Unknown values never fall back to a default.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ ROPE_KINDS = ("linear", "llama3", "yarn")
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How rotations are stretched to reach further than the model was first trained for. Fields that its kind does not
-    use keep their defaults."""
+    """How rotations are stretched beyond what the model was first trained for; each kind uses some of the fields."""
 
     kind: str  # "linear", "llama3" or "yarn"
     factor: float
@@ -49,7 +48,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One dense decoder of the Llama family."""
+    """The configuration of one dense decoder of the Llama family."""
 
     family: str  # "llama", "qwen2" or "qwen3"
     layers: int
@@ -89,17 +88,18 @@ def from_hugging_face(config: Mapping[str, Any], generation: Mapping[str, Any] |
     context = _count(config, "max_position_embeddings")
     theta, scaling = _rope(config, context)
     bias = bool(config.get("attention_bias") or False)
+    kv_heads = MISTRAL_KV_HEADS if _is_mistral(config) and "num_key_value_heads" not in config else heads
     return ModelConfig(
         family=family,
         layers=_count(config, "num_hidden_layers"),
         hidden=hidden,
         heads=heads,
-        kv_heads=_count(config, "num_key_value_heads", _kv_heads(config, heads)),
+        kv_heads=_count(config, "num_key_value_heads", kv_heads),
         # Qwen3's head size does not follow from the others: where its file leaves it out, 128 is meant.
         head_size=_count(config, "head_dim", 128 if family == "qwen3" else hidden // heads),
         intermediate=_count(config, "intermediate_size"),
         vocabulary=_count(config, "vocab_size"),
-        context_tokens_max=within_window(reach(context, scaling), _window(config)),
+        context_tokens_max=within_window(stretched_context(context, scaling), _window(config)),
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         rope_theta=theta,
         rope_scaling=scaling,
@@ -108,7 +108,7 @@ def from_hugging_face(config: Mapping[str, Any], generation: Mapping[str, Any] |
         qk_norm=family == "qwen3",
         o_bias=family != "qwen2" and bias,
         mlp_bias=family == "llama" and bool(config.get("mlp_bias") or False),
-        eos_token_ids=ends(generation or {}, config),
+        eos_token_ids=end_tokens(generation or {}, config),
         bos_token_id=config.get("bos_token_id"),
     )
 
@@ -119,8 +119,8 @@ def _family(config: Mapping[str, Any]) -> str:
     # Files without `architectures` say only the type; "qwen2" and "Qwen2ForCausalLM" mean the same.
     family = FAMILIES.get(name) or (TYPES.get(name) if not named else None)
     if family is None:
-        said = f"the architecture {name}" if name else "an architecture that config.json does not name"
-        raise UserError(f"{said} is not supported; supported are {SUPPORTED}")
+        what = f"the architecture {name}" if name else "an architecture that config.json does not name"
+        raise UserError(f"{what} is not supported; supported are {SUPPORTED}")
     return family
 
 
@@ -142,14 +142,9 @@ def _is_mistral(config: Mapping[str, Any]) -> bool:
     return "Mistral" in str(named[0]) if named else config.get("model_type") == "mistral"
 
 
-def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
-    """How many there are where the file does not say."""
-    return MISTRAL_KV_HEADS if _is_mistral(config) and "num_key_value_heads" not in config else heads
-
-
 def _window(config: Mapping[str, Any]) -> int | None:
-    """How far back layers look that do not look at everything; None: all do. Qwen configs name a window that most of
-    them do not use; a Mistral uses the one it has."""
+    """Return how far back layers look that do not look at everything; None: all do. Qwen configs name a window that
+    most of them do not use; a Mistral uses the one it has."""
     window, layers = config.get("sliding_window"), config.get("num_hidden_layers") or 0
     kinds = config.get("layer_types")
     odd = sorted({str(kind) for kind in kinds or ()} - {"full_attention", "sliding_attention"})
@@ -165,7 +160,7 @@ def _window(config: Mapping[str, Any]) -> int | None:
 
 
 def within_window(context: int, window: int | None) -> int:
-    """The longest text: inside a window, attention to all of it is attention to everything, as we compute it."""
+    """Return the longest text to serve: within a sliding window, windowed attention equals full attention."""
     if not window or window >= context:
         return context
     log.warning("texts are limited to %d tokens, the model's sliding window, instead of %d", window, context)
@@ -181,8 +176,8 @@ def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> i
     return value
 
 
-def ends(generation: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Chat models name their end of turn in one of the two files, or in both: any of them ends a text."""
+def end_tokens(generation: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the end tokens of both files: chat models name their end of turn in one of them, or in both."""
     found: dict[int, None] = {}
     for value in (generation.get("eos_token_id"), config.get("eos_token_id")):
         for token in value if isinstance(value, list) else [value]:
@@ -192,31 +187,31 @@ def ends(generation: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int,
 
 
 def with_end(config: ModelConfig, end: int | None) -> ModelConfig:
-    """With the tokenizer's own end of text before the others; one that the model has no row for is never drawn."""
+    """Put the tokenizer's own end of text before the others; one that the model has no row for is never drawn."""
     if end is None or end >= config.vocabulary:
         return config
     others = [token for token in config.eos_token_ids if token != end]
     return replace(config, eos_token_ids=(end, *others))
 
 
-def reach(context: int, scaling: RopeScaling | None) -> int:
-    """How long a text may be. A yarn rope's files often leave `max_position_embeddings` at what the model was first
-    trained for (or at something between): the stretched length is meant, as vLLM reads it too."""
+def stretched_context(context: int, scaling: RopeScaling | None) -> int:
+    """Return how long a text may be. A yarn rope's files often leave `max_position_embeddings` at what the model was
+    first trained for (or at something between): the stretched length is meant, as vLLM reads it too."""
     if scaling is None or scaling.kind != "yarn":
         return context
     return int(scaling.original_context * scaling.factor)
 
 
 def check_context(config: ModelConfig, asked: int) -> None:
-    """Positions that a model was not made for turn its text into noise; UserError."""
+    """Raise UserError for positions that a model was not made for: they turn its text into noise."""
     if asked > config.context_tokens_max:
         made_for = f"{config.context_tokens_max} tokens that the model was made for"
         raise UserError(f"--context {asked} is beyond the {made_for}; give no more than those")
 
 
 def _rope(config: Mapping[str, Any], context: int) -> tuple[float, RopeScaling | None]:
-    """Since transformers 5 all of it is in `rope_parameters`; before, theta stood outside and the rest in
-    `rope_scaling`, whose kind was first called `type`."""
+    """Return theta and the scaling. Since transformers 5 both are in `rope_parameters`; before, theta stood outside and
+    the rest in `rope_scaling`, with a kind that was first called `type`."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     theta = rope.get("rope_theta") or config.get("rope_theta") or 10_000.0
     partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
@@ -232,7 +227,7 @@ def _rope(config: Mapping[str, Any], context: int) -> tuple[float, RopeScaling |
 
 
 def scaling_of(kind: str, rope: Mapping[str, Any], original: int, context: int) -> RopeScaling:
-    """A rope kind with Hugging Face's names for its numbers; unknown kinds are refused by name."""
+    """Return the scaling of a rope kind, by Hugging Face's names for its numbers; unknown kinds are refused by name."""
     if kind not in ROPE_KINDS:
         known = ", ".join(("default", *ROPE_KINDS))
         raise UserError(f"the rope scaling {kind} is not supported; supported are {known}")

@@ -1,8 +1,8 @@
-"""A GGUF file's tokenizer as the bytes of a `tokenizer.json`, and its chat template.
+"""Converts a GGUF file's tokenizer to the bytes of a `tokenizer.json`, and reads its chat template.
 
 GGUF keeps a byte-level BPE's tokens and merges, and only a *name* for how text is cut before merging. Always true: a
-name is one of the table below, whose cutting is that of the model's own tokenizer.json, or it is refused; a token's id
-is its place in the file; control tokens written in a text become one id.
+name is in the table below, which cuts as the model's own tokenizer.json does, or it is refused; a token's id is its
+place in the file; control tokens written in a text become one id.
 """
 
 from __future__ import annotations
@@ -72,12 +72,15 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> bytes:
         raise UserError(f"the GGUF's tokenizer cuts text as {pre}, which is not supported; known are {', '.join(CUTS)}")
     tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
     types: list[int] = metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    # The first half of a merge may be a space itself: the separating space is not looked for in its first place.
+    merges = [(merge, merge.find(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges", [])]
     built = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            _added(token_id, token, special=kind != _USER_DEFINED)
+            {"id": token_id, "content": token, **plain, "special": kind != _USER_DEFINED}
             for token_id, (token, kind) in enumerate(zip(tokens, types, strict=True))
             if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
         ],
@@ -85,35 +88,20 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> bytes:
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": list(cut.steps)},
         "post_processor": _post_processor(metadata, cut, tokens),
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": _bpe(tokens, metadata.get("tokenizer.ggml.merges", []), cut),
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": cut.ignore_merges,
+            "vocab": {token: token_id for token_id, token in enumerate(tokens)},
+            "merges": [[merge[:at], merge[at + 1 :]] for merge, at in merges],
+        },
     }
     return json.dumps(built, ensure_ascii=False).encode()
-
-
-def _bpe(tokens: list[str], merges: list[str], cut: _Cut) -> dict[str, Any]:
-    return {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": cut.ignore_merges,
-        "vocab": {token: token_id for token_id, token in enumerate(tokens)},
-        "merges": [_pair(merge) for merge in merges],
-    }
-
-
-def _pair(merge: str) -> list[str]:
-    """The first half may be a space itself, so the space that parts them is not looked for in its first place."""
-    at = merge.find(" ", 1)
-    return [merge[:at], merge[at + 1 :]]
-
-
-def _added(token_id: int, content: str, *, special: bool) -> dict[str, Any]:
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return {"id": token_id, "content": content, **plain, "special": special}
 
 
 def _post_processor(metadata: Mapping[str, Any], cut: _Cut, tokens: list[str]) -> dict[str, Any] | None:
@@ -122,30 +110,31 @@ def _post_processor(metadata: Mapping[str, Any], cut: _Cut, tokens: list[str]) -
     if bos is None or not metadata.get("tokenizer.ggml.add_bos_token", cut.adds_bos):
         return None
     name = tokens[bos]
-    first, text, second = {"SpecialToken": {"id": name, "type_id": 0}}, "Sequence", "B"
+    first, text = {"SpecialToken": {"id": name, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
     return {
         "type": "TemplateProcessing",
-        "single": [first, {text: {"id": "A", "type_id": 0}}],
-        "pair": [first, {text: {"id": "A", "type_id": 0}}, first, {text: {"id": second, "type_id": 1}}],
+        "single": [first, text],
+        "pair": [first, text, first, {"Sequence": {"id": "B", "type_id": 1}}],
         "special_tokens": {name: {"id": name, "ids": [bos], "tokens": [name]}},
     }
 
 
 def chat_template(metadata: Mapping[str, Any]) -> str | None:
-    """The file's template, if it has one, with its begin-of-text token written in."""
+    """Return the file's template, if it has one, with its begin-of-text token written in."""
     template = metadata.get("tokenizer.chat_template")
     return with_bos(template, bos_token(metadata)) if template else None
 
 
 def bos_token(metadata: Mapping[str, Any]) -> str:
-    """The begin-of-text token's text, empty without one."""
+    """Return the begin-of-text token's text, empty without one."""
     bos, tokens = metadata.get("tokenizer.ggml.bos_token_id"), metadata.get("tokenizer.ggml.tokens", ())
     return str(tokens[bos]) if bos is not None else ""
 
 
 def with_bos(template: str, bos: str) -> str:
-    """Who renders a card's template knows the model's end token only: where a template asks for `bos_token`, say it.
-    The empty expression keeps a first newline of the template from being trimmed as the block's own."""
+    """Set `bos_token` in a template. A card's renderer knows the model's end token only: where a template asks for
+    `bos_token`, say it. The empty expression keeps a first newline of the template from being trimmed as the block's
+    own."""
     if not bos or "bos_token" not in template:
         return template
     return f"{{% set bos_token = {json.dumps(bos, ensure_ascii=False)} %}}{{{{ '' }}}}{template}"

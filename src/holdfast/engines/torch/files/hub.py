@@ -1,8 +1,9 @@
 """A model of the Hugging Face Hub by its id (`org/name`, or `org/name@revision`), fetched into the Hub's own cache.
 
-`huggingface_hub` does it, in a process of its own (`hub_fetch`): a person's token, mirror (`HF_ENDPOINT`), cache and
-proxies are used, and it can be ended. Always true: what the engine cannot serve is refused by its
-config.json, before its weights are fetched; a line that brings nothing is given up, with the way to do it by hand.
+`huggingface_hub` does it, in a separate process that can be ended (`hub_fetch`); the user's token, mirror
+(`HF_ENDPOINT`), cache and proxies are used. Always true: a model that the engine cannot serve is refused by its
+config.json, before its weights are fetched. If a connection brings no data, the fetch ends, and the error says how to
+fetch by hand.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.core.errors import Passing, UserError
 
 if TYPE_CHECKING:
-    from holdfast.engines.torch.files.checkpoint import Progress
+    from holdfast.engines.torch.files.checkpoint import OnProgress
 
 TICK_S = 0.5
 # The library gives up on a silent connection after 10 s and tries a few times; two minutes without a byte are enough.
@@ -32,71 +33,68 @@ _ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revisi
 
 
 def is_hub_id(text: str) -> bool:
-    """Whether it could be one; so could a relative path, which is looked for first."""
+    """Return True if it could be a Hub id; so could a relative path, which is looked for first."""
     return _ID.fullmatch(text) is not None
 
 
 def by_hand(text: str) -> str:
-    """How a person gets the model without us."""
+    """Return how a person gets the model without us."""
     repo, _, revision = text.partition("@")
     at = f" --revision {revision}" if revision else ""
     return f"where there is a network: `hf download {repo}{at} --local-dir DIR`; then --model DIR"
 
 
 def fetch_from_hub(
-    text: str, progress: Progress, silent_ticks_max: int = SILENT_TICKS_MAX, *, any_family: bool = False
+    text: str, progress: OnProgress, silent_ticks_max: int = SILENT_TICKS_MAX, *, any_family: bool = False
 ) -> Path:
-    """The directory of a model's files, fetched if they are not there; `any_family`: also one that our own engine does
-    not know. Blocks: not for an event loop.
+    """Return the directory of a model's files, fetched if they are not there; `any_family`: also one that our own
+    engine does not know. Blocks: not for an event loop.
 
-    UserError for what cannot be had or served, Passing for a network that did not bring it."""
+    UserError for what cannot be had or served, Passing for a network that did not bring it.
+    """
     if importlib.util.find_spec("huggingface_hub") is None:
         mend = "to fetch it from the Hugging Face Hub: pip install 'holdfast-llm[hub]', and try again; or"
         raise UserError(f"--model {text}: there is no such path, {mend} {by_hand(text)}")
     found = _ID.fullmatch(text)
     assert found is not None
     progress("fetch", 0, None)
-    said: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     asked = [found["repo"], found["revision"] or "", *(["any"] if any_family else [])]
-    for said in _listen(asked, silent_ticks_max):
-        if "done" in said:
-            progress("fetch", said["done"], said["total"])
-    if "path" in said:
-        return Path(said["path"])
-    if said.get("refused"):
-        raise UserError(f"--model {text}: {said['refused']}")
-    why = said.get("failed") or "the process that fetched it ended without a word"
+    for report in _reports(asked, silent_ticks_max):
+        if "done" in report:
+            progress("fetch", report["done"], report["total"])
+    if "path" in report:
+        return Path(report["path"])
+    if report.get("refused"):
+        raise UserError(f"--model {text}: {report['refused']}")
+    why = report.get("failed") or "the process that fetched it ended without a word"
     raise Passing(f"--model {text}: there is no such path, and fetching it from the Hub failed: {why}; {by_hand(text)}")
 
 
-def _listen(asked: list[str], silent_ticks_max: int) -> Iterator[dict[str, Any]]:
-    """What the fetching process says, until it ends, or brings nothing for too long and is ended."""
+def _reports(asked: list[str], silent_ticks_max: int) -> Iterator[dict[str, Any]]:
+    """Yield what the fetching process reports, until it ends, or brings nothing for too long and is ended."""
     quiet = ["HF_HUB_DISABLE_PROGRESS_BARS=1", "HF_HUB_VERBOSITY=error"]
     command = [sys.executable, "-P", "-m", "holdfast.engines.torch.files.hub_fetch", str(os.getpid()), *asked]
     with subprocess.Popen(
         ["env", *quiet, *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
         assert process.stdout is not None
+        source, silent, most, rest = process.stdout.fileno(), 0, -1, b""
         try:
-            yield from _heard(process.stdout.fileno(), silent_ticks_max)
+            while silent < silent_ticks_max:
+                if not select.select([source], [], [], TICK_S)[0]:
+                    silent += 1
+                    continue
+                piece = os.read(source, LINE_BYTES_MAX)
+                if not piece:
+                    return
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    with contextlib.suppress(ValueError):
+                        report = json.loads(line)
+                        silent = silent + 1 if report.get("done", most + 1) <= most else 0
+                        most = max(most, report.get("done", 0))
+                        yield report
         finally:
             process.kill()  # nothing, once it has ended
-
-
-def _heard(source: int, silent_ticks_max: int) -> Iterator[dict[str, Any]]:
-    silent, most, rest = 0, -1, b""
-    while silent < silent_ticks_max:
-        if not select.select([source], [], [], TICK_S)[0]:
-            silent += 1
-            continue
-        piece = os.read(source, LINE_BYTES_MAX)
-        if not piece:
-            return
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            with contextlib.suppress(ValueError):
-                said = json.loads(line)
-                silent = silent + 1 if said.get("done", most + 1) <= most else 0
-                most = max(most, said.get("done", 0))
-                yield said
     yield {"failed": f"nothing came for {silent_ticks_max * TICK_S:.0f} s"}

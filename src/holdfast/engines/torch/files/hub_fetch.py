@@ -1,8 +1,8 @@
 """The process that fetches a model from the Hub: `python -m …files.hub_fetch PARENT ORG/NAME REVISION [any]`.
 
-It says on standard output, one JSON object a line, how many bytes are there, and at last where the model is, or why it
-cannot be had (`refused`: no second try helps; `failed`: one may). `any`: also of a family that our own engine does not
-know. It dies with the process that started it.
+It writes one JSON object per line to standard output: how many bytes are there, and at the end where the model is, or
+why the fetch failed (`refused`: a retry does not help; `failed`: it may). `any`: accept families that the torch engine
+does not know. It dies with the process that started it.
 """
 
 from __future__ import annotations
@@ -59,28 +59,23 @@ def main(argv: list[str]) -> int:
 
 
 def _cause(error: BaseException) -> str:
-    """The first of a chain of errors: the later ones only say that there was one."""
+    """Return the text of the first of a chain of errors: the later ones only say that there was one."""
     while error.__cause__ or error.__context__:
         error = error.__cause__ or error.__context__ or error
     return " ".join(str(error).split())[:WORDS_MAX] or type(error).__name__
 
 
 def _check(repo: str, revision: str | None, any_family: bool) -> None:
-    """UserError for a model that cannot be served, by its smallest file."""
+    """Raise UserError for a model that cannot be served, by its smallest file."""
     try:
         config = json.loads(Path(hf_hub_download(repo, "config.json", revision=revision)).read_bytes())
     except (FileNotFoundError, EntryNotFoundError) as error:
-        if not _is_absent(error):
+        if "Local" in type(error).__name__:  # it may exist at the Hub: only the network is missing
             raise
         one = f"`hf download {repo} FILE.gguf --local-dir DIR`; then --model DIR/FILE.gguf"
         raise UserError(f"it has no config.json; if it has GGUF files, fetch one: {one}") from error
     if not any_family:
         from_hugging_face(config)
-
-
-def _is_absent(error: Exception) -> bool:
-    """Not there at all, rather than not there yet for want of a network."""
-    return "Local" not in type(error).__name__
 
 
 def _total(repo: str, revision: str | None) -> int | None:

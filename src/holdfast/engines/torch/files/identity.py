@@ -1,8 +1,8 @@
-"""The weights' content identity: a sha256 over every tensor's bytes and the configuration.
+"""Computes the weights' content identity: a sha256 over every tensor's bytes and the configuration.
 
-Always true: it does not depend on where the files lie, how they are sharded or what else is in them. A hash is
-remembered under the cache by the files' paths, sizes and times of change, so that a second start reads nothing; a
-memory that cannot be read or written only costs the time of hashing.
+Always true: it does not depend on where the files lie, how they are sharded or what else is in them. A hash is cached
+by the files' paths, sizes and times of change, so that a second start reads nothing; a cache that cannot be read or
+written only costs the time of hashing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from holdfast.engines.torch.files.checkpoint import FileCheckpoint, Progress
-from holdfast.engines.torch.files.stored import Stored, read_bytes
+from holdfast.engines.torch.files.checkpoint import FileCheckpoint, OnProgress
+from holdfast.engines.torch.files.stored import read_bytes
 
 CHUNK_BYTES = 16 * 2**20  # of a tensor at a time: small beside any model, large beside a system call
 
@@ -35,17 +35,22 @@ class Piece:
     size: int
 
 
-def identified(looked_at: FileCheckpoint, cache: Path, progress: Progress) -> FileCheckpoint:
-    """With its identity, which is known already, remembered under `cache` or found by reading everything."""
+def identified(looked_at: FileCheckpoint, cache: Path, progress: OnProgress) -> FileCheckpoint:
+    """Return the checkpoint with its identity: known already, cached under `cache`, or found by reading everything."""
     if looked_at.identity:
         return looked_at
-    pieces = [_piece(name, stored) for name, stored in sorted(looked_at.tensors.items())]
+    pieces = [
+        Piece(f"{name} {each.kind} {list(each.shape)} {each.paired_head_size}", each.path, each.offset, each.size)
+        for name, each in sorted(looked_at.tensors.items())
+    ]
     return replace(looked_at, identity=identity_of(pieces, repr(looked_at.config), cache, progress))
 
 
-def identity_of(pieces: Sequence[Piece], config: str, cache: Path, progress: Progress) -> str:
-    """The hash of these in their order, and of a configuration, remembered or found."""
-    key = _key(pieces, config)
+def identity_of(pieces: Sequence[Piece], config: str, cache: Path, progress: OnProgress) -> str:
+    """Return the hash of these pieces in their order, and of a configuration, from the cache or computed."""
+    files = sorted({piece.path.resolve() for piece in pieces})
+    stats = [(str(path), (stat := path.stat()).st_size, stat.st_mtime_ns, stat.st_ino) for path in files]
+    key = json.dumps([stats, config])  # all that the hash depends on: if unchanged, the hash is the same
     note = cache / "identities" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
     found = _remembered(note, key)
     if not found:
@@ -54,19 +59,7 @@ def identity_of(pieces: Sequence[Piece], config: str, cache: Path, progress: Pro
     return found
 
 
-def _piece(name: str, stored: Stored) -> Piece:
-    named = f"{name} {stored.kind} {list(stored.shape)} {stored.paired_head_size}"
-    return Piece(named, stored.path, stored.offset, stored.size)
-
-
-def _key(pieces: Sequence[Piece], config: str) -> str:
-    """Everything that, unchanged, means that the hash would come out the same."""
-    files = sorted({piece.path.resolve() for piece in pieces})
-    stats = [(str(path), (stat := path.stat()).st_size, stat.st_mtime_ns, stat.st_ino) for path in files]
-    return json.dumps([stats, config])
-
-
-def _hash(pieces: Sequence[Piece], config: str, progress: Progress) -> str:
+def _hash(pieces: Sequence[Piece], config: str, progress: OnProgress) -> str:
     total, done = sum(piece.size for piece in pieces), 0
     digest = hashlib.sha256(config.encode())
     progress("hash", 0, total)
@@ -82,14 +75,14 @@ def _hash(pieces: Sequence[Piece], config: str, progress: Progress) -> str:
 
 def _remembered(note: Path, key: str) -> str:
     try:
-        said = json.loads(note.read_bytes())
-        return str(said["identity"]) if said["key"] == key else ""
+        cached = json.loads(note.read_bytes())
+        return str(cached["identity"]) if cached["key"] == key else ""
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 
 
 def _remember(note: Path, key: str, found: str) -> None:
-    """Whole or not at all: two engines may start at once."""
+    """Write the hash to the cache, whole or not at all: two engines may start at once."""
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=note.parent)

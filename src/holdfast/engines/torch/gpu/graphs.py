@@ -1,29 +1,105 @@
 """Steps as CUDA graphs: one launch in place of hundreds, from the rows' tokens to their next ones.
 
-Always true: a graph reads its inputs where they always lie, the KV pages at the addresses it was captured with, and
-nothing of the host; it is captured in private blocks, before any page is owned, so that a takeover only runs it. Rows
-that fill a batch up to a captured size write to a block that nobody reads. Decodes have graphs by the number of
-streams; steps with chunks, like the first one after a takeover, by the number of positions. The rows' logits are left
-where they can be read after it, and every segment's are summed (launched.py), of one that draws nothing too. A step
-that is larger than any captured is laid out by the host (computer.py).
+Always true:
+- A graph reads its inputs at fixed addresses, the KV pages at the addresses it was captured with, and no host memory.
+- It is captured in private blocks, before any page is owned, so that a takeover only runs it.
+- Rows that pad a batch to a captured size write to a block that is never read.
+- Decodes have graphs by the number of streams; steps with chunks, like the first one after a takeover, by the number of
+  positions.
+- The rows' logits can be read after the graph. Every segment's logits are summed (launched.py), even if it draws
+  nothing.
+- A step larger than any captured one runs without a graph (computer.py).
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
 import torch
 
-from holdfast.engines.paged.sequences import PENDING, Segment
-from holdfast.engines.torch.gpu.graph_inputs import GraphInputs
-from holdfast.engines.torch.gpu.sizes import positions_for, sizes_for
-from holdfast.engines.torch.launched import Latest, row_sums
+from holdfast.engines.paged.sequences import PENDING, PagedStream, Segment
+from holdfast.engines.sampling import seed_key
+from holdfast.engines.torch.launched import LatestTokens, row_sums
+from holdfast.engines.torch.memory_plan import positions_for, sizes_for
 from holdfast.engines.torch.model.batch import Batch, Tiles, decode_batch, on_device
-from holdfast.engines.torch.model.bound import Model
-from holdfast.engines.torch.model.decoder import forward, logits
-from holdfast.engines.torch.sampling import draw
+from holdfast.engines.torch.model.decoder import BoundModel, forward, logits
+from holdfast.engines.torch.sampling import SamplingRows, draw, is_plain
+
+Settings = tuple[int, int, int]  # seed, temperature's bits, greedy or not
+
+
+class GraphInputs:
+    """What graphs read: block tables and sampling settings, kept on the device and sent only as they change; for up to
+    `rows` streams a step, each with at most `table_width` blocks.
+
+    Always true: a row's table holds its segment's blocks as far as the step needs them; unused rows point at `filler`,
+    a block that is never read. What is kept is compared by the block list itself, never by its stream: a stream that
+    gave its blocks up comes back, often to the same row, with others (facts 42). A graph draws every row by
+    temperature and seed alone; of rows that want more than that (sampling.is_plain) the token is drawn again after
+    it."""
+
+    def __init__(self, rows: int, table_width: int, filler: int, words: torch.Tensor) -> None:
+        self.filler = filler
+        self.words = words
+        self.tables = torch.full((rows, table_width), filler, dtype=torch.int64, device=words.device)
+        # What each row of `tables` holds: the block list, the very one, and how much of it was sent. None: the filler.
+        self._held: list[tuple[list[int] | None, int]] = [(None, 1)] * rows
+        self._settings: dict[PagedStream, tuple[Settings, bool]] = {}  # of the last step's streams; and whether plain
+
+    @property
+    def rows(self) -> int:
+        return self.tables.shape[0]
+
+    def fill_tables(self, segments: Sequence[Segment], size: int) -> None:
+        """Bring the first `size` rows up to date: the segments', in their order, then unused ones."""
+        places: list[int] = []
+        blocks: list[int] = []
+        width = self.tables.shape[1]
+        for row in range(size):
+            held, sent = self._held[row]
+            if row >= len(segments):
+                if held is not None:
+                    places.append(row * width)
+                    blocks.append(self.filler)
+                    self._held[row] = (None, 1)
+                continue
+            now = segments[row].blocks
+            known = sent if now is held else 0
+            new = now[known:]
+            if new:
+                places += range(row * width + known, row * width + known + len(new))
+                blocks += new
+                self._held[row] = (now, known + len(new))
+        if places:
+            target, values = on_device([places, blocks], self.tables.device)
+            self.tables.view(-1).index_copy_(0, target, values)
+
+    def settings(self, segments: Sequence[Segment]) -> tuple[list[Settings], list[int]]:
+        """Return the settings by row, of the segments that draw; and which rows want more."""
+        known = self._settings
+        now = self._settings = {each.owner: known.get(each.owner) or self._settings_of(each.owner) for each in segments}
+        return [given for given, _ in now.values()], [row for row, (_, plain) in enumerate(now.values()) if not plain]
+
+    def _settings_of(self, stream: PagedStream) -> tuple[Settings, bool]:
+        sampling = stream.request.sampling
+        greedy = sampling.is_greedy
+        (bits,) = struct.unpack("q", struct.pack("d", 1.0 if greedy else sampling.temperature))
+        return (seed_key(sampling.seed), bits, int(greedy)), is_plain(sampling, self.words.shape[0])
+
+    def sampling_rows(self, positions: torch.Tensor, settings: torch.Tensor) -> SamplingRows:
+        """Return the rows for `settings` [3, rows] as they were sent, and `positions` of the tokens to draw."""
+        seeds, temperatures, greedy = settings.unbind()
+        return SamplingRows(
+            [],
+            seeds=seeds,
+            positions=positions,
+            temperatures=temperatures.view(torch.float64).float().unsqueeze(1),
+            words=self.words,
+            likeliest=greedy.bool().unsqueeze(1),
+        )
 
 
 def _smallest(sizes: list[int], count: int) -> int:
@@ -42,10 +118,18 @@ def _capture(step: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
 
 
 class StepGraphs:
-    """`latest` is where every step leaves what it drew, and has a row for every stream that may run."""
+    """The captured graphs of one computer. Every step stores its draws in `latest`, which has a row for every stream
+    that may run."""
 
     def __init__(
-        self, model: Model, kv: torch.Tensor, inputs: GraphInputs, latest: Latest, *, step_tokens_max: int, tile: int
+        self,
+        model: BoundModel,
+        kv: torch.Tensor,
+        inputs: GraphInputs,
+        latest: LatestTokens,
+        *,
+        step_tokens_max: int,
+        tile: int,
     ) -> None:
         self._model, self._kv, self._inputs, self._latest = model, kv, inputs, latest
         self._block_tokens, self._tile = kv.shape[3], tile
@@ -79,8 +163,8 @@ class StepGraphs:
         torch.cuda.synchronize()
 
     def run(self, segments: Sequence[Segment], sources: Sequence[int]) -> list[int] | None:
-        """None: it could not. Else the rows, among those that draw, that want more than was drawn for them here.
-        `sources`: for each segment, the row of `latest` that has its token if it is PENDING."""
+        """Run the step as a graph; return the rows, among those that draw, that need more than the graph drew, or None
+        if no graph fits. `sources`: for each segment, the row of `latest` that has its token if it is PENDING."""
         if len(segments) > self._inputs.rows:
             return None
         if all(len(each.tokens) == 1 and each.wants_token for each in segments):
@@ -116,7 +200,7 @@ class StepGraphs:
     # -- steps with chunks
 
     def _tiles_of(self, length: int) -> int:
-        """Every stream's last tile may be partly empty."""
+        """Return how many tiles a step has at most: every stream's last one may be partly empty."""
         return length // self._tile + self._inputs.rows
 
     def _run_chunks(self, segments: Sequence[Segment], sources: Sequence[int], length: int) -> list[int]:
@@ -177,4 +261,4 @@ class StepGraphs:
         rows = self._inputs.sampling_rows(positions, settings)
         found = logits(self._model, forward(self._model, batch, self._kv))
         self.logits[: found.shape[0]].copy_(found)
-        self._latest.take(draw(found, rows).tokens, row_sums(found))
+        self._latest.store(draw(found, rows).tokens, row_sums(found))

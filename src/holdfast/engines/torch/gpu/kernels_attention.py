@@ -1,4 +1,4 @@
-"""Attention over KV pages in Triton: all decodes of a step at once, and chunks of a prompt with a history.
+"""Computes attention over KV pages in Triton: all decodes of a step at once, and chunks of a prompt with a history.
 
 Always true: keys and values are read where they lie, up to a row's own position and no further, so what a block holds
 beyond a text's end never matters and needs no clearing. Results are those of attention.py up to rounding (`exact` never
@@ -45,13 +45,13 @@ CHUNK_ROWS = 128  # queries times heads of a tile: two warp groups of 64
 
 
 def splits_for(rows: int, kv_heads: int) -> int:
-    """A power of two, never more for more rows: the sizes 1, 2, 4, ... up to the largest batch meet all there are."""
+    """Return a power of two, never more for more rows: sizes 1, 2, 4, ... up to the largest batch meet all of them."""
     wanted = PROGRAMS_WANTED / (rows * kv_heads)
     return min(SPLITS_MAX, max(2, int(triton.next_power_of_2(math.ceil(wanted)))))
 
 
 def attend(queries: torch.Tensor, kv: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """`attention.attend` for batches made for kernels."""
+    """Compute `attention.attend` for batches made for kernels."""
     out = _room(queries)
     if batch.tables is not None:
         decodes = batch.tables.shape[0]
@@ -71,8 +71,8 @@ def decode_attention(
     tuning: Tuning = DECODE,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`queries` [rows, heads, head_size], one per text, over one layer's `kv` [blocks, 2, block_tokens, kv_heads,
-    head_size]: each sees positions 0 up to its own of the blocks its row of `tables` names."""
+    """Attend with `queries` [rows, heads, head_size], one per text, over one layer's `kv` [blocks, 2, block_tokens,
+    kv_heads, head_size]: each sees positions 0 up to its own of the blocks its row of `tables` names."""
     rows, heads, size = queries.shape
     kv_heads = kv.shape[3]
     assert queries.stride(2) == kv.stride(4) == tables.stride(1) == positions.stride(0) == 1
@@ -115,14 +115,14 @@ def decode_attention(
 
 
 def tile_tokens(heads: int, kv_heads: int) -> int:
-    """Queries of one text in a tile of `chunk_attention`."""
+    """Return how many queries of one text are in a tile of `chunk_attention`."""
     return max(1, CHUNK_ROWS // int(triton.next_power_of_2(heads // kv_heads)))
 
 
 def chunk_attention(
     queries: torch.Tensor, kv: torch.Tensor, tiles: Tiles, out: torch.Tensor, tuning: Tuning = CHUNK
 ) -> None:
-    """Of `queries` [rows, heads, head_size], those in `tiles`, each over its text up to its own position."""
+    """Attend with those of `queries` [rows, heads, head_size] that are in `tiles`, each over its text up to itself."""
     _rows, heads, size = queries.shape
     kv_heads = kv.shape[3]
     assert queries.stride(2) == kv.stride(4) == tiles.tables.stride(1) == tiles.places.stride(1) == 1
@@ -155,7 +155,7 @@ def _room(queries: torch.Tensor) -> torch.Tensor:
 
 
 def _scale(size: int) -> float:
-    """Powers of two are what the hardware computes: exp(x) is exp2(x * log2(e))."""
+    """Return the factor of the scores. The hardware computes powers of two: exp(x) is exp2(x * log2(e))."""
     return math.log2(math.e) / math.sqrt(size)
 
 

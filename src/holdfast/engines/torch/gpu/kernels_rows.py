@@ -1,8 +1,8 @@
-"""What a layer does to rows between its products, in Triton: one kernel where plain torch launches three to ten.
+"""The row operations of a layer between its products, in Triton: one kernel where plain torch launches three to ten.
 
-Always true: each row is computed from itself alone, in fp32, and rounded once where it is stored; results are those of
-the model's plain path up to rounding. Any number of rows runs the same kernel: it is no part of what is compiled, nor
-are the addresses of positions and blocks.
+Always true: each row is computed from itself alone, in fp32, and rounded once when it is stored. Results equal those of
+the plain torch path up to rounding. The same compiled kernel runs for any number of rows and any addresses of positions
+and blocks.
 """
 
 # mypy: disable-error-code="untyped-decorator, import-not-found, import-untyped"
@@ -17,7 +17,7 @@ GATED_TILE = 1024  # at one row, 14 programs of an 8B model's 14,336 columns; tw
 
 
 def add_norm(hidden: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`hidden` [rows, width] += `delta`, in place; the RMS norm of what is stored."""
+    """Add `delta` to `hidden` [rows, width] in place, and return the RMS norm of what is stored."""
     rows, width = hidden.shape
     assert hidden.is_contiguous()
     assert delta is None or delta.is_contiguous()
@@ -82,7 +82,7 @@ def turn_and_write(
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up of [rows, 2 * width]."""
+    """Return silu(gate) * up of [rows, 2 * width]."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     assert gate_up.is_contiguous()
     out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
@@ -116,7 +116,7 @@ def _turn_and_write(
     kv_side: tl.tensor, kv_token: tl.tensor, kv_head: tl.tensor,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, PADDED: tl.constexpr, NORMED: tl.constexpr,
 ) -> None:
-    """One head of one row."""
+    """Rotate one head of one row and write its key or value to its block."""
     head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     column = tl.arange(0, PADDED)
     inside = column < HALF

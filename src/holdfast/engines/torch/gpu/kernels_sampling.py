@@ -1,8 +1,9 @@
-"""Drawing tokens in Triton: temperature, noise and the largest, with no copy of the logits.
+"""Draws tokens in Triton: temperature, noise and the largest, with no copy of the logits.
 
 Always true: a row's token depends on its logits, seed, position and temperature alone, never on its neighbours or the
-size of the batch; equal values: the lowest id wins; an id is always inside the vocabulary. The noise is noise.py's: the
-same whole numbers, and on a GPU the same library's logarithms; the score is rounded as in sampling.py.
+size of the batch; equal values: the lowest id wins; an id is always inside the vocabulary. The noise is
+engines.sampling's: the same whole numbers, and on a GPU the same library's logarithms; the score is rounded as in
+sampling.py.
 """
 
 # mypy: disable-error-code="untyped-decorator, import-not-found, import-untyped"
@@ -14,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from holdfast.engines.sampling import noise
+from holdfast.engines import sampling as noise
 
 TILE = 1024  # 126 programs for a row of 128,256 tokens: one for each processor
 
@@ -40,8 +41,8 @@ def sample(
     words: torch.Tensor,
     likeliest: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One token per row of `logits` [rows, vocabulary], in the product's own dtype. The others are `SamplingRows`'s of
-    the same names; without `likeliest` every row is drawn."""
+    """Draw one token per row of `logits` [rows, vocabulary], in the product's own dtype. The others are
+    `SamplingRows`'s of the same names; without `likeliest` every row is drawn."""
     rows, vocabulary = logits.shape
     tiles = triton.cdiv(vocabulary, TILE)
     assert logits.stride(1) == 1
@@ -85,7 +86,7 @@ def _row_key(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _counts(key: tl.tensor, words: tl.tensor) -> tl.tensor:
-    """What `noise.uniform` is made of, in whole numbers."""
+    """Return the whole numbers that `noise.uniform` is made of."""
     low, high = key.to(tl.uint32), (key >> 32).to(tl.uint32)
     mixed = _mix_32(words.to(tl.uint32, bitcast=True) ^ low, _MIX_32_0, _MIX_32_1)
     mixed = _mix_32(mixed + high, _LAST_32_0, _LAST_32_1)

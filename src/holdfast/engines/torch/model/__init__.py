@@ -1,1 +1,1 @@
-"""The forward pass: parameters, pages, attention, one step over them."""
+"""The forward pass: parameters, pages, attention, and one step that uses them."""

@@ -4,8 +4,6 @@ Always true: a row sees the positions of its own text up to its own, and no othe
 text's end is never multiplied into a result (or has weight zero and comes from the text itself). Under `exact` each
 row is attended by its own call over just its positions: the same shapes in decode, in any chunk and after a resume.
 
-`attend` is the seam for other kernels: a paged decode kernel takes the place of `_padded` with the same tensors.
-
 Pages lie block by block, everything of one block in one piece: [block, layer, key or value, token, head, number]. So a
 block id is an address whatever the number of blocks: the private blocks behind the pool need no second formula (a
 layer-major order would put them in the midst of the pool's pages), a block moves with one copy, and a layer's view has
@@ -27,9 +25,10 @@ LAYOUT = "block,layer,kv,token,head,size"
 
 
 def kv_view(flat: torch.Tensor, layers: int, kv_heads: int, head_size: int, block_tokens: int) -> torch.Tensor:
-    """The whole range, pool and private blocks, as [blocks, layers, 2, block_tokens, kv_heads, head_size].
+    """Return the whole range, pool and private blocks, as [blocks, layers, 2, block_tokens, kv_heads, head_size].
 
-    `flat` has the KV's dtype; what is left behind the last whole block is not used."""
+    `flat` has the KV's dtype; what is left behind the last whole block is not used.
+    """
     shape = (layers, 2, block_tokens, kv_heads, head_size)
     items = layers * 2 * block_tokens * kv_heads * head_size
     blocks = flat.numel() // items
@@ -37,49 +36,41 @@ def kv_view(flat: torch.Tensor, layers: int, kv_heads: int, head_size: int, bloc
 
 
 def write(kv: torch.Tensor, layer: int, blocks: torch.Tensor, offsets: torch.Tensor, rows: torch.Tensor) -> None:
-    """Each row's keys and values ([rows, 2, kv_heads, head_size]) to its token's place."""
+    """Write each row's keys and values ([rows, 2, kv_heads, head_size]) to its token's place."""
     kv[:, layer][blocks, :, offsets] = rows
 
 
-def clear(kv: torch.Tensor, blocks: torch.Tensor) -> None:
-    """What lies behind a text's end in its last block has weight zero where decodes are padded, and zero times an old
-    infinity is not zero. So a block is cleared when a text begins to write it."""
-    kv.index_fill_(0, blocks, 0)
-
-
 def attend(queries: torch.Tensor, kv: torch.Tensor, batch: Batch, exact: bool) -> torch.Tensor:
-    """`queries` [rows, heads, head_size] over one layer's `kv` [blocks, 2, block_tokens, kv_heads, head_size], in
-    which the rows' own keys and values are written already. Returns [rows, heads * head_size]."""
+    """Attend with `queries` [rows, heads, head_size] over one layer's `kv` [blocks, 2, block_tokens, kv_heads,
+    head_size], in which the rows' own keys and values are written already. Return [rows, heads * head_size]."""
     keys, values = kv.unbind(1)
     outs: list[torch.Tensor] = []
     if batch.tables is not None:
         outs.append(_padded(queries[: batch.tables.shape[0]], keys, values, batch))
     alone = batch.alone
-    for chunk, k, v in zip(alone, _gathered_all(keys, alone), _gathered_all(values, alone), strict=True):
+    for chunk, k, v in zip(alone, _gathered(keys, alone), _gathered(values, alone), strict=True):
         rows = queries[chunk.first : chunk.first + chunk.count]
         outs.append(_many(rows, k, v, chunk) if chunk.count > 1 and not exact else _each(rows, k, v, chunk))
     return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
-def _gathered_all(pages: torch.Tensor, chunks: Sequence[Chunk]) -> list[torch.Tensor]:
-    """Each chunk's, from one copy: eight calls of a few blocks take longer than one of all. A share has the strides it
-    would have alone, and starts at a whole block: the same bits come of it."""
-    if len(chunks) < 2:
-        return [_gathered(pages, chunk) for chunk in chunks]
+def _gathered(pages: torch.Tensor, chunks: Sequence[Chunk]) -> list[torch.Tensor]:
+    """Return each chunk's keys or values, [1, kv_heads, length, head_size], views of one copy: eight calls for a few
+    blocks take longer than one for all. A share has the strides it would have alone, and starts at a whole block, so it
+    gives the same bits."""
+    if len(chunks) == 1:
+        found = pages.index_select(0, chunks[0].blocks).flatten(0, 1)
+        return [found[: chunks[0].length].transpose(0, 1).unsqueeze(0)]
+    if not chunks:
+        return []
     found = pages.index_select(0, torch.cat([chunk.blocks for chunk in chunks])).flatten(0, 1)
     firsts = accumulate((len(chunk.blocks) * pages.shape[1] for chunk in chunks[:-1]), initial=0)
     shares = [found[first : first + chunk.length] for first, chunk in zip(firsts, chunks, strict=True)]
     return [share.transpose(0, 1).unsqueeze(0) for share in shares]
 
 
-def _gathered(pages: torch.Tensor, chunk: Chunk) -> torch.Tensor:
-    """[1, kv_heads, length, head_size], a view of one copy."""
-    found = pages.index_select(0, chunk.blocks).flatten(0, 1)
-    return found[: chunk.length].transpose(0, 1).unsqueeze(0)
-
-
 def _each(rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, chunk: Chunk) -> torch.Tensor:
-    """One row at a time, over its own positions. The heads that share a KV head stand where a text's queries would."""
+    """Attend one row at a time, over its own positions. Heads that share a KV head stand in for a text's queries."""
     count, heads, size = rows.shape
     shared = rows.view(count, 1, keys.shape[1], heads // keys.shape[1], size)
     outs = []
@@ -96,7 +87,7 @@ def _many(rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, chunk: C
 
 
 def _padded(rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """All decodes at once, each over a block table of the same width."""
+    """Attend for all decodes at once, each over a block table of the same width."""
     assert batch.tables is not None
     count, heads, size = rows.shape
     kv_heads = keys.shape[2]

@@ -20,7 +20,7 @@ import torch
 PADDED_SHARE_MAX = 1.5
 
 
-class Segment(Protocol):
+class SegmentRows(Protocol):
     """Tokens of one text to compute, at positions from `start` on; its block table reaches at least their end."""
 
     @property
@@ -33,7 +33,7 @@ class Segment(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """One segment: rows of the batch from `first` on, at positions from `start` on."""
+    """One segment: it has `count` rows of the batch from `first` on, at positions from `start` on."""
 
     first: int
     count: int
@@ -69,23 +69,24 @@ class Batch:
 
 
 def on_device(values: object, device: torch.device) -> torch.Tensor:
-    """Whole numbers, or rows of them. To a GPU through pinned memory: a plain copy waits for all that is queued."""
+    """Return whole numbers, or rows of them, as a tensor. They go to a GPU through pinned memory: a plain copy waits
+    for all that is queued."""
     if device.type == "cpu":
         return torch.tensor(values, dtype=torch.int64)
     return torch.tensor(values, dtype=torch.int64, pin_memory=True).to(device, non_blocking=True)
 
 
 def on_host(values: torch.Tensor) -> torch.Tensor:
-    """A copy on its way from a GPU: there once what is queued now is over. On a CPU the tensor itself."""
+    """Start a copy from a GPU, which is complete once what is queued now is over. Return a CPU's tensor itself."""
     if not values.is_cuda:
         return values
     return torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
 
 
 def step_batch(
-    segments: Sequence[Segment], block_tokens: int, dtype: torch.dtype, device: torch.device, *, exact: bool = False
+    segments: Sequence[SegmentRows], block_tokens: int, dtype: torch.dtype, device: torch.device, *, exact: bool = False
 ) -> Batch:
-    """A step from the host's knowledge. `dtype` is the model's."""
+    """Return a step's batch from what the host knows. `dtype` is the model's."""
     decodes = _decodes(segments)
     padded = not exact and decodes > 0 and (device.type != "cpu" or _even(segments[:decodes], block_tokens))
     laid = _laid(segments, block_tokens, device)
@@ -102,13 +103,15 @@ def step_batch(
     tables = bias = None
     if padded:
         tables = _tables(segments[:decodes], block_tokens, device)
-        bias = _bias(laid.positions[:decodes], tables.shape[1] * block_tokens, dtype)
+        beyond = torch.arange(tables.shape[1] * block_tokens, device=device) > laid.positions[:decodes].unsqueeze(1)
+        # An additive mask: torch would make one from a mask of bools in every layer.
+        bias = torch.zeros(beyond.shape, dtype=dtype, device=device).masked_fill_(beyond, -torch.inf)[:, None, None, :]
     waiting = torch.tensor(begun, device=device) if begun else None
     return replace(laid, tables=tables, bias=bias, alone=tuple(alone), begun=waiting)
 
 
-def kernel_batch(segments: Sequence[Segment], block_tokens: int, device: torch.device, tile_tokens: int) -> Batch:
-    """As `step_batch`, for the kernels of a GPU, which take tiles of `tile_tokens` queries."""
+def kernel_batch(segments: Sequence[SegmentRows], block_tokens: int, device: torch.device, tile_tokens: int) -> Batch:
+    """Return a step's batch for the kernels of a GPU, which take tiles of `tile_tokens` queries."""
     decodes, first = _decodes(segments), 0
     places: list[tuple[int, int, int, int]] = []
     for number, segment in enumerate(segments):
@@ -126,8 +129,8 @@ def kernel_batch(segments: Sequence[Segment], block_tokens: int, device: torch.d
     return replace(_laid(segments, block_tokens, device), tables=tables, tiles=tiles)
 
 
-def _laid(segments: Sequence[Segment], block_tokens: int, device: torch.device) -> Batch:
-    """The rows, and which of them are a segment's last."""
+def _laid(segments: Sequence[SegmentRows], block_tokens: int, device: torch.device) -> Batch:
+    """Return the rows, and which of them are a segment's last."""
     tokens = [token for segment in segments for token in segment.tokens]
     places = [(segment, at) for segment in segments for at in range(segment.start, segment.start + len(segment.tokens))]
     ids = [segment.blocks[at // block_tokens] for segment, at in places]
@@ -143,7 +146,7 @@ def _laid(segments: Sequence[Segment], block_tokens: int, device: torch.device) 
 
 
 def decode_batch(tokens: torch.Tensor, positions: torch.Tensor, tables: torch.Tensor, block_tokens: int) -> Batch:
-    """One token each, for kernels, from what is on the device already and with no look at it: for graphs."""
+    """Return a batch of one token each, for graphs, from what is on the device already, without reading it."""
     return Batch(
         tokens=tokens,
         positions=positions,
@@ -153,12 +156,12 @@ def decode_batch(tokens: torch.Tensor, positions: torch.Tensor, tables: torch.Te
     )
 
 
-def _decodes(segments: Sequence[Segment]) -> int:
+def _decodes(segments: Sequence[SegmentRows]) -> int:
     return next((number for number, segment in enumerate(segments) if len(segment.tokens) > 1), len(segments))
 
 
 def _chunk(
-    segment: Segment, first: int, block_tokens: int, dtype: torch.dtype, device: torch.device, *, exact: bool
+    segment: SegmentRows, first: int, block_tokens: int, dtype: torch.dtype, device: torch.device, *, exact: bool
 ) -> Chunk:
     count, length = len(segment.tokens), segment.start + len(segment.tokens)
     blocks = torch.tensor(segment.blocks[: -(-length // block_tokens)], device=device)
@@ -168,24 +171,17 @@ def _chunk(
     return Chunk(first, count, segment.start, blocks, bias)
 
 
-def _blocks_used(segment: Segment, block_tokens: int) -> int:
+def _blocks_used(segment: SegmentRows, block_tokens: int) -> int:
     return -(-(segment.start + len(segment.tokens)) // block_tokens)
 
 
-def _even(decodes: Sequence[Segment], block_tokens: int) -> bool:
+def _even(decodes: Sequence[SegmentRows], block_tokens: int) -> bool:
     used = [_blocks_used(segment, block_tokens) for segment in decodes]
     return len(used) > 1 and max(used) * len(used) <= PADDED_SHARE_MAX * sum(used)
 
 
-def _tables(segments: Sequence[Segment], block_tokens: int, device: torch.device) -> torch.Tensor:
+def _tables(segments: Sequence[SegmentRows], block_tokens: int, device: torch.device) -> torch.Tensor:
     width = max(_blocks_used(segment, block_tokens) for segment in segments)
     tables = [list(segment.blocks[: _blocks_used(segment, block_tokens)]) for segment in segments]
     # A text's own first block fills its row up: masked, but finite numbers of its own, never another's garbage.
     return on_device([table + table[:1] * (width - len(table)) for table in tables], device)
-
-
-def _bias(positions: torch.Tensor, tokens: int, dtype: torch.dtype) -> torch.Tensor:
-    """Additive, because torch would make it so from a mask of bools in every layer."""
-    beyond = torch.arange(tokens, device=positions.device) > positions.unsqueeze(1)
-    zeros = torch.zeros(beyond.shape, dtype=dtype, device=positions.device)
-    return zeros.masked_fill_(beyond, -torch.inf)[:, None, None, :]

@@ -1,4 +1,4 @@
-"""Products with weights, in two arithmetics: `fast` for throughput, `exact` for the same bits however work is cut.
+"""Multiplies with weights in two arithmetics: `fast` for throughput, `exact` for the same bits however work is cut.
 
 Always true of `exact`: a row's result depends on that row and the weights alone, not on how many rows are computed with
 it (facts 4e). Each row is its own matrix-vector product, in decode as in prefill, so the call that computes it has the
@@ -27,7 +27,7 @@ FEW_ROWS = 3
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """`virtual_ranks`: the real number of ranks times a power of two; only `exact` heeds it."""
+    """How products are computed. `virtual_ranks`, for `exact` alone: the number of ranks times a power of two."""
 
     exact: bool = False
     virtual_ranks: int = 1
@@ -41,7 +41,7 @@ Cuts = tuple[int, ...]
 
 
 def cuts(sections: Sequence[int], slices: int) -> Cuts:
-    """Each section (q, k and v; gate and up) in equal slices."""
+    """Return the boundaries of each section (q, k and v; gate and up) cut into equal slices."""
     found = [0]
     for section in sections:
         found += [found[-1] + section // slices * number for number in range(1, slices + 1)]
@@ -51,7 +51,7 @@ def cuts(sections: Sequence[int], slices: int) -> Cuts:
 def linear(
     rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, exact: bool, pieces: Cuts
 ) -> torch.Tensor:
-    """rows x weight.T + bias. Under `exact` each row and each of the weight's pieces is a call of its own."""
+    """Return rows x weight.T + bias. Under `exact` each row and each of the weight's pieces is a call of its own."""
     if not exact:
         return _fast(rows, weight, bias)
     out = rows.new_empty(rows.shape[0], weight.shape[0])
@@ -63,7 +63,7 @@ def linear(
 def linear_summed(
     rows: torch.Tensor, weight: torch.Tensor, exact: bool, pieces: Cuts, all_reduce: AllReduce | None
 ) -> torch.Tensor:
-    """rows x weight.T where ranks, and slices under `exact`, share out the columns."""
+    """Return rows x weight.T where ranks, and slices under `exact`, share out the columns."""
     if not exact:
         partial = _fast(rows, weight, None)
     else:
@@ -76,8 +76,8 @@ def linear_summed(
 
 
 def tree_sum(slices: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Neighbours first, an odd one out at the end: ranks that each sum a share of 1, 2, 4, … slices, then one another's
-    sums, end with the same bits."""
+    """Sum neighbours first, an odd one out at the end: ranks that each sum a share of 1, 2, 4, … slices, then one
+    another's sums, end with the same bits."""
     parts = list(slices)
     while len(parts) > 1:
         odd = parts[len(parts) // 2 * 2 :]
@@ -86,11 +86,11 @@ def tree_sum(slices: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def gated(gate_up: torch.Tensor, exact: bool, slices: int) -> torch.Tensor:
-    """silu(gate) * up; `gate_up` is spent."""
+    """Return silu(gate) * up; `gate_up` is overwritten."""
     gate, up = gate_up.chunk(2, -1)
     if not exact:
         return F.silu(gate).mul_(up)
-    # exp differs by a bit between a vector and the leftovers at its end, whose place depends on how much there is.
+    # exp differs by a bit between a vector and the leftovers at its end; where those are depends on the size.
     pieces = gate.reshape(-1, gate.shape[1] // slices)
     for piece in pieces.unbind():
         F.silu(piece, inplace=True)

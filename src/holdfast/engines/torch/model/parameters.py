@@ -14,7 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from holdfast.core.errors import UserError
-from holdfast.engines.torch.files.checkpoint import Checkpoint, Progress, tensor_shapes
+from holdfast.engines.torch.files.checkpoint import Checkpoint, OnProgress, tensor_shapes
 from holdfast.engines.torch.files.config import ModelConfig
 
 if TYPE_CHECKING:  # a model is looked at before torch is loaded
@@ -24,8 +24,8 @@ CHUNK_BYTES = 32 * 2**20  # of fp32 held beside the memory given; larger chunks 
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Where some rows of a parameter come from."""
+class ParameterPart:
+    """The tensor, rows and columns that some rows of a parameter come from."""
 
     name: str
     rows: tuple[int, int]
@@ -37,7 +37,7 @@ class Part:
 class Parameter:
     name: str
     shape: tuple[int, ...]
-    parts: tuple[Part, ...]  # from top to bottom
+    parts: tuple[ParameterPart, ...]  # from top to bottom
 
 
 # parameter -> the tensors it is made of, and whether ranks share out its rows, its columns, or nothing
@@ -60,7 +60,7 @@ _LAYER: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 def parameters(config: ModelConfig, rank: int = 0, ranks: int = 1) -> list[Parameter]:
-    """One rank's, in the order the model uses them. Shapes are the same on every rank."""
+    """Return one rank's parameters, in the order the model uses them. Shapes are the same on every rank."""
     assert 0 <= rank < ranks
     check_ranks(config, ranks)
     table: dict[str, tuple[tuple[str, ...], str]] = {"embed": (("model.embed_tokens.weight",), "")}
@@ -77,26 +77,25 @@ def parameters(config: ModelConfig, rank: int = 0, ranks: int = 1) -> list[Param
     return found
 
 
-def _part(name: str, shape: tuple[int, ...], shared: str, rank: int, ranks: int) -> Part:
-    """Heads lie one after the other, so an even share of rows is an even share of heads."""
+def _part(name: str, shape: tuple[int, ...], shared: str, rank: int, ranks: int) -> ParameterPart:
+    """Return a rank's part. Heads lie one after the other, so an even share of rows is an even share of heads."""
     rows, width = shape[0], prod(shape[1:])
 
     def share(size: int, how: str) -> tuple[int, int]:
         return (size * rank // ranks, size * (rank + 1) // ranks) if shared == how else (0, size)
 
-    return Part(name, share(rows, "rows"), width, share(width, "columns"))
+    return ParameterPart(name, share(rows, "rows"), width, share(width, "columns"))
 
 
 def count(config: ModelConfig, ranks: int = 1) -> int:
-    """How many numbers one rank's parameters are."""
+    """Return how many numbers one rank's parameters are."""
     return sum(prod(parameter.shape) for parameter in parameters(config, 0, ranks))
 
 
 def load(
-    checkpoint: Checkpoint, wanted: Sequence[Parameter], outs: Mapping[str, torch.Tensor], progress: Progress
+    checkpoint: Checkpoint, wanted: Sequence[Parameter], outs: Mapping[str, torch.Tensor], progress: OnProgress
 ) -> None:
-    """Fill every parameter's memory, by name, in its precision and on its device, telling how many bytes of it are
-    written."""
+    """Fill every parameter's memory, in its precision and on its device, telling how many bytes are written."""
     total, done = sum(outs[parameter.name].nbytes for parameter in wanted), 0
     progress("load", 0, total)
     for parameter in wanted:
@@ -109,8 +108,8 @@ def load(
         progress("load", done, total)
 
 
-def _fill(checkpoint: Checkpoint, part: Part, out: torch.Tensor, at: int) -> int:
-    """From row `at` on; the row after them."""
+def _fill(checkpoint: Checkpoint, part: ParameterPart, out: torch.Tensor, at: int) -> int:
+    """Fill `out` from row `at` on; return the row after the last."""
     step = max(1, CHUNK_BYTES // (4 * part.width))
     for first in range(*part.rows, step):
         last = min(first + step, part.rows[1])
@@ -121,7 +120,7 @@ def _fill(checkpoint: Checkpoint, part: Part, out: torch.Tensor, at: int) -> int
 
 
 def check_ranks(config: ModelConfig, ranks: int) -> None:
-    """UserError where ranks, real or virtual, cannot have whole heads and equal shares."""
+    """Raise UserError where ranks, real or virtual, cannot have whole heads and equal shares."""
     for what, there in (("KV heads", config.kv_heads), ("inner columns", config.intermediate)):
         if there % ranks:
             mend = "use a number that divides them"

@@ -1,7 +1,7 @@
-"""A checkpoint's parameters in vault memory: what is written there, how it is verified, as which tensors it is read.
+"""Writes a checkpoint's parameters to vault memory, verifies them, and binds tensors to them.
 
-Always true: the sum of every parameter's words is kept beside them, written last, so whoever maps them can tell that
-they are whole; tensors are views of the mapped memory, made by `use` and gone with it.
+Always true: a checksum of every parameter is stored beside the parameters, written last, so that an engine that maps
+them can verify them. Tensors are views of the mapped memory, made by `use`.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from collections.abc import Mapping
 
 import torch
 
-from holdfast.engines.torch.files.checkpoint import Checkpoint, Progress
+from holdfast.engines.torch.files.checkpoint import Checkpoint, OnProgress
 from holdfast.engines.torch.model.parameters import load, parameters
-from holdfast.memory.client.mapped import Mapped
-from holdfast.memory.packing import TensorSpec
+from holdfast.memory.client.weights import MappedWeights
+from holdfast.memory.layout import TensorSpec
 from holdfast.memory.torch.tensors import dtype_name, storage_at, tensor_in, word_sum
 
 SUMS = "sums"
 
 
 class TorchWeights:
-    """The plan of `engines.shadow.loading` for one rank of a model."""
+    """The `WeightsPlan` of `engines.host.loading` for one rank of a model."""
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         dtype: torch.dtype,
         device: torch.device,
-        progress: Progress,
+        progress: OnProgress,
         *,
         rank: int = 0,
         ranks: int = 1,
@@ -52,15 +52,15 @@ class TorchWeights:
         load(self._checkpoint, self._parameters, tensors, self._progress)
         tensors[SUMS].copy_(self._sums(tensors))
 
-    def verify(self, mapped: Mapped) -> str:
+    def verify(self, mapped: MappedWeights) -> str:
         if mapped.layout.identity != self.identity:
             return f"it is {mapped.layout.identity}, not {self.identity}"
         tensors = self._views(mapped.addresses())
         wrong = (self._sums(tensors) != tensors[SUMS].cpu()).nonzero().flatten().tolist()
         return f"{self._parameters[wrong[0]].name} is not what was written" if wrong else ""
 
-    def use(self, mapped: Mapped | None) -> None:
-        """Where they were before, the same tensors: what was made with them is good again."""
+    def use(self, mapped: MappedWeights | None) -> None:
+        """Bind tensors to what is mapped: the same ones at the same addresses, so what they are part of stays good."""
         if mapped is None:
             self.tensors = {}
             return
@@ -82,8 +82,5 @@ class TorchWeights:
 
 
 def _spec(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
-    stride, total = [], 1
-    for size in reversed(shape):
-        stride.append(total)
-        total *= size
-    return TensorSpec(name, shape, tuple(reversed(stride)), dtype_name(dtype), total * dtype.itemsize)
+    like = torch.empty(shape, dtype=dtype, device="meta")
+    return TensorSpec(name, shape, like.stride(), dtype_name(dtype), like.nbytes)

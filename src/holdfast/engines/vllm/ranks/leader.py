@@ -1,39 +1,36 @@
-"""The other ranks of a vLLM engine, from the leader's side. The leader is the engine's own process, and rank 0.
+"""Leads the other ranks of a vLLM engine. The leader is the engine's own process, and rank 0.
 
-It alone has vLLM's EngineCore, a scheduler and a pool that decides. Whatever vLLM asks of its worker is told to the
-others before the leader's own worker does it, and the sums inside the forward pass keep all in step.
+Only the leader has vLLM's EngineCore, a scheduler, and a pool that decides about blocks. Each method that vLLM calls on
+its worker is first sent to the other ranks (pickled, as between vLLM's own processes), then run by the leader's worker.
+The all-reduces inside the forward pass keep the ranks in step.
 
-Always true: everything here but `seat` and `stop` is called in the step thread; what a step published is published on
-every rank before its outputs leave that thread; one rank's end is the engine's. With one rank all of this does nothing.
+Always true: all methods but `start_ranks` and `stop` are called in the step thread. Blocks that a step published are
+published on every rank before its outputs leave that thread. When one rank ends, the engine ends. With one rank all of
+this does nothing.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
-import socket
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from holdfast.engines.shadow.acts import NotedIndex
-from holdfast.engines.shadow.frames import ANSWER_S
-from holdfast.engines.shadow.memory import VaultMemory
-from holdfast.engines.shadow.ranks import Ranks
-from holdfast.engines.shadow.seat import ends_when_emptied
-from holdfast.engines.shadow.table import LeadersTable
-from holdfast.engines.vllm.ranks.words import Told, answers, tell
-from holdfast.kv.pool import Pool
+from holdfast.engines.host.memory import VaultMemory
+from holdfast.engines.ranks.frames import ANSWER_S
+from holdfast.engines.ranks.leader import RankProcesses, StepLeader
 from holdfast.spec.engines import Place, VllmSettings
 
 START_S = 300.0  # a process that imports vLLM on a busy machine takes a minute
 SHARED_MEMORY = Path("/dev/shm")
 
 
-class RankWork(msgspec.Struct, frozen=True):
-    """What a further rank is told: plain data."""
+class VllmRankWork(msgspec.Struct, frozen=True):
+    """What a further rank holds and computes, as plain data."""
 
     path: str  # of the model
     identity: str
@@ -44,51 +41,45 @@ class RankWork(msgspec.Struct, frozen=True):
     meeting: str
 
 
-class Leader:
-    """`seat` once; then whatever is told is done on every rank."""
+class VllmLeader(StepLeader):
+    """The leader of a vLLM engine's ranks: call `start_ranks` once; later calls run on every rank."""
 
     def __init__(self, place: Place) -> None:
-        self.count = 1 + len(place.more_vaults)
-        self._place = place
+        super().__init__(place, START_S)
         at = Path(place.vault_socket)
         self._folder = at.with_name(f"{at.stem}.ranks-{place.engine_id}")
-        self.meeting = ""  # where vLLM's ranks find each other
-        self._steps: list[socket.socket] = []
-        self._tables: list[socket.socket] = []
-        self._index: NotedIndex | None = None
+        self.meeting = ""  # the address at which vLLM's ranks find each other
 
-    async def seat(self, memory: VaultMemory, ranks: Ranks, path: str, identity: str, settings: VllmSettings) -> None:
-        """Every rank started, with all that it needs imported."""
+    async def start_ranks(
+        self, memory: VaultMemory, ranks: RankProcesses, path: str, identity: str, settings: VllmSettings
+    ) -> None:
+        """Start every rank; return when all have done their imports."""
         if self.count == 1:
             return
-        ends_when_emptied(memory)
-        shutil.rmtree(self._folder, ignore_errors=True)  # one of this number that was killed left it
+        memory.join(self.agreement(ranks))
+        shutil.rmtree(self._folder, ignore_errors=True)  # left by a killed engine with this number
         self._folder.mkdir(mode=0o700)
         # What vLLM shares between ranks on CPUs is named after this file.
         file, name = tempfile.mkstemp(prefix="holdfast-", dir=self._folder)
         os.close(file)
         self.meeting = f"file://{name}"
-        for rank in range(1, self.count):
+
+        def work(rank: int) -> bytes:
             place = self._place.of_rank(rank)
-            work = RankWork(path, identity, settings, place, rank, self.count, self.meeting)
-            steps, table = ranks.seat("holdfast.engines.vllm.ranks.rank", msgspec.json.encode(work))
-            steps.settimeout(self._place.load_s)  # one may have kernels to compile that another has
-            self._steps.append(steps)
-            self._tables.append(table)
-        memory.peers = LeadersTable(self._tables, self._place.wake_s, ranks.fenced)
-        await ranks.order("hello", START_S)
+            return msgspec.json.encode(VllmRankWork(path, identity, settings, place, rank, self.count, self.meeting))
+
+        await self.start(ranks, "holdfast.engines.vllm.ranks.rank", work)
+        for steps in self.steps:
+            steps.settimeout(self._place.load_s)  # one rank may compile kernels that another has already
 
     def stop(self) -> None:
-        for each in (*self._steps, *self._tables):
-            each.close()
-        self._steps.clear()
-        self._tables.clear()
+        super().stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def met(self) -> None:
-        """vLLM is made on every rank. What it shares between them is mapped by now: nobody needs its names any more,
-        and a killed engine leaves none."""
-        for steps in self._steps:
+        """Remove the names of vLLM's shared memory, which every rank has mapped by now: a killed engine then leaves no
+        files."""
+        for steps in self.steps:
             steps.settimeout(ANSWER_S)
         name = self.meeting.rpartition("/")[2]
         for file in SHARED_MEMORY.glob(f"{name}-*") if name else ():
@@ -96,36 +87,8 @@ class Leader:
 
     # -- in the step thread
 
-    def note(self, pool: Pool) -> None:
-        """From now on the others hear what is done to this pool's index."""
-        if self.count > 1:
-            pool.index = self._index = NotedIndex(pool.index)
+    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, answered: bool) -> None:
+        self.send(pickle.dumps((method, args, kwargs), pickle.HIGHEST_PROTOCOL), answered=answered)
 
-    def tell(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, answered: bool) -> None:
-        tell(self._steps, Told(self._acts(), method, args, kwargs, answered))
-
-    def answers(self) -> list[Any]:
-        return answers(self._steps)
-
-    def published(self) -> None:
-        """What was published here is published on every rank."""
-        if self._index is not None and self._index.published:
-            self._settle(Told(self._acts()))
-
-    def rest(self) -> None:
-        """What the index says, every rank's says; every call told so far is over there."""
-        if self.count > 1:
-            self._settle(Told(self._acts(), at_rest=True))
-
-    def forget(self) -> None:
-        """Nothing more is noted."""
-        self._index = None
-
-    # -- inside
-
-    def _acts(self) -> list[Any]:
-        return self._index.taken() if self._index is not None else []
-
-    def _settle(self, told: Told) -> None:
-        tell(self._steps, told)
-        answers(self._steps)
+    def results(self) -> list[Any]:
+        return [pickle.loads(answer) for answer in self.answers()]

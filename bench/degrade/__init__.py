@@ -1,0 +1,1 @@
+"""`python -m bench.degrade`: capacity falls to nothing and comes back, under load of every tier."""

@@ -1,0 +1,1 @@
+"""`python -m bench.engine`: how fast the torch engine decodes."""

@@ -1,0 +1,1 @@
+"""`python -m bench.health` causes each fault on purpose, and tells what became of it."""

@@ -1,1 +1,0 @@
-"""`holdfast bench degrade`: capacity falls to nothing and comes back, under load of every tier, and who noticed."""

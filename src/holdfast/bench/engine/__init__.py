@@ -1,1 +1,0 @@
-"""`holdfast bench engine`: how fast the torch engine decodes."""

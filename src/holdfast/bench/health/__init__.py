@@ -1,1 +1,0 @@
-"""`holdfast bench health`: each fault on purpose, and what became of it."""

@@ -1,1 +1,0 @@
-"""From logits to tokens: what engines that compute with torch share."""

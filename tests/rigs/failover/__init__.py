@@ -1,0 +1,1 @@
+"""Election locks under test, and requests whose answers are known."""

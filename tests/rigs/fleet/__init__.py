@@ -1,0 +1,1 @@
+"""Fleets under test: as one moment's facts, and as real processes."""

@@ -1,0 +1,1 @@
+"""Runs clients of a frontend under test, and meters on it."""

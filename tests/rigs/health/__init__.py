@@ -1,0 +1,1 @@
+"""Processes and sources that tell of health: beats, GPU faults."""

@@ -1,0 +1,1 @@
+"""Vaults and devices under test, and child processes that use them."""

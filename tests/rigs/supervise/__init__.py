@@ -1,0 +1,1 @@
+"""Supervisors under test, over tiny processes."""
