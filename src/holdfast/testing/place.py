@@ -24,7 +24,7 @@ from typing import Any, Self
 
 from holdfast.engines.sim.chaos_server import send_fault
 from holdfast.testing.clients import Stream, chat_body
-from holdfast.testing.processes import kill_all, processes_in
+from holdfast.testing.processes import kill_all, processes_in, state_of
 from holdfast.testing.waiting import wait_until
 
 COMMAND_S = 100.0  # for a `holdfast` command on a loaded machine
@@ -142,10 +142,11 @@ class Place:
         return {}
 
     def engines(self) -> list[EngineSeen]:
-        """Return every engine whose status page answers."""
+        """Return every running engine whose status page answers. A record outlives its process, whose port another
+        deployment's engine may have by now."""
         seen = []
         for name, record in self.records().items():
-            if record["role"] == "worker" and record.get("status"):
+            if record["role"] == "worker" and record.get("status") and state_of(record["pid"]) not in ("", "Z", "X"):
                 facts = get_json(record["status"], "/health")
                 if facts:
                     seen.append(EngineSeen(name, record["pid"], facts["state"], facts))
