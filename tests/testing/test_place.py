@@ -29,6 +29,7 @@ class Page(http.server.BaseHTTPRequestHandler):
 
 @pytest.mark.parametrize("reaped", [True, False])
 def test_an_engine_that_has_ended_is_not_listed_even_if_its_port_answers(tmp_path: Path, *, reaped: bool) -> None:
+    """A record outlives its process, and another process may have its port by then."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
     if reaped:

@@ -16,7 +16,7 @@ between them, are an accusation, which the other sets of weights confirm or refu
 cases:
 - The worker's load explains it: each class of occupancy (`OCCUPANCIES`) has its own usual time, and while requests wait
   no answer is late.
-- The other workers of its set are late too, or there is no other worker to compare with (`outliers`).
+- The other workers of its set are late too, or there is no other worker to compare with (`pace_of`).
 A missing answer is no failure if control reached no other worker either: control may be cut off itself.
 
 Always true:

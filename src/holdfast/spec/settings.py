@@ -1,7 +1,7 @@
 """Implements settings as fields of frozen structs, each with help text, unit, bounds and default.
 
 Always true: a struct never holds a value outside its field's bounds, whether it was made in code, from JSON or by
-`filled`. Command lines, configuration files and docs/configuration.md are generated from these fields.
+`filled`. Command lines and configuration files are made from these fields; a test compares docs/configuration.md.
 """
 
 from __future__ import annotations

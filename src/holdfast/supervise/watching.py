@@ -4,9 +4,9 @@ A stopped active still holds its lock and its place, so nobody can take over bef
 watcher that moves streams in a frontend decides it here, on a beat connection of the supervisor's own. Frontends judge
 for themselves and kill nobody; the supervisor kills, and moves no streams.
 
-Always true: a process is killed for what the kernel or it itself said, never for silence alone; silence counts only
-in this loop's own on-time ticks, so a starved supervisor kills nobody; a verdict holds for the very process it was
-made of, by pid, and a new process begins with a new judge.
+Always true: a process is killed for what the kernel or its own beats show, or after 10 s of silence though it could
+run; silence counts only in this loop's own on-time ticks, so a starved supervisor kills no process; a verdict holds for
+the very process it was made of, by pid, and a new process begins with a new judge.
 """
 
 from __future__ import annotations
