@@ -65,7 +65,7 @@ DEPENDS = {
         "conftest.py",
         "tests/rigs/__init__.py",
         "tests/rigs/fleet/__init__.py",
-        "tests/rigs/fleet/fleet_place.py",
+        "tests/rigs/fleet/fleet_rig.py",
         "tests/rigs/roles/__init__.py",
         "tests/rigs/roles/ray_cluster.py",
         "tests/rigs/two_machines.py",

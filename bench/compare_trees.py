@@ -26,7 +26,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from holdfast.testing.place import free_port
+from holdfast.testing.rig import free_port
 
 RUN_S = 240  # a part that takes longer than this hangs
 UP_S = 60

@@ -30,8 +30,8 @@ from holdfast.spec.settings import about
 from holdfast.testing.answers import Answer, difference
 from holdfast.testing.clients import read_answer
 from holdfast.testing.load import Asking, Load, Requests, failures, spread
-from holdfast.testing.place import EngineSeen
 from holdfast.testing.processes import anon_kib, fd_count, kill_group, thread_count
+from holdfast.testing.rig import EngineSeen
 from holdfast.testing.supervised import Supervised
 from holdfast.testing.waiting import in_thread
 from tests.rigs.engines.mixed_load import BLOCK_TOKENS, EngineLoad

@@ -28,7 +28,7 @@ from holdfast.testing.answers import Answer, difference
 from holdfast.testing.clients import Received, ask, read_answer
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.load import Load
-from holdfast.testing.place import free_port
+from holdfast.testing.rig import free_port
 from holdfast.testing.waiting import in_thread
 
 STORIES = 16  # requests that differ

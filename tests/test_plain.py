@@ -52,7 +52,6 @@ REPEATS = {
     "Step": OWN_PROTOCOL,
     "Room": OWN_PROTOCOL,
     "Answer": PUBLIC,
-    "Place": PUBLIC,
     "CanaryQuestion": "the manifest's field, and the question that is made of it",
     "Limits": "the manifest's field, and what an engine declares",
 }

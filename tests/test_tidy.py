@@ -84,7 +84,7 @@ ENVIRONMENT = {
     "roles/ray/model_actor.py": "handed on, unread, to a replica's processes, without what Ray put there",
     "roles/__main__.py": "written, unread: the variables that its launch says",
     "roles/engine_vllm.py": "written, unread: what vLLM reads of it as it is imported",
-    "testing/place.py": "handed on to what is started, with a state directory of its own",
+    "testing/rig.py": "handed on to what is started, with a state directory of its own",
     "memory/vault/keeper.py": "handed on, unread, to the vault it starts",
 }
 

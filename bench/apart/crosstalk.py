@@ -18,7 +18,7 @@ from holdfast.rollout.records import ask, deleted
 from holdfast.store.contract import Snapshot, Store
 from holdfast.store.opening import open_store
 from holdfast.testing.clients import open_client
-from holdfast.testing.place import Place, get_json
+from holdfast.testing.rig import DeploymentRig, get_json
 from holdfast.testing.waiting import in_thread
 from holdfast.wire.net import SocketNetwork
 
@@ -41,7 +41,7 @@ class Tally:
 
 async def ask_on(twin: Twin, tally: Tally, share: Callable[[], bool], number: int) -> None:
     """One client: all prompts of all models, from some place on, while there is something left to ask."""
-    client = await open_client(twin.place.port)
+    client = await open_client(twin.rig.port)
     asked = list(tally.right)
     try:
         while share():
@@ -79,10 +79,10 @@ async def prove(requests: int, tell: Callable[[str], None]) -> dict[str, Any]:
     for name in (SHORT, LONG):
         tell(f"{name} alone")
         right[name] = await alone(name)
-    with contextlib.ExitStack() as places:
-        short, long, middle = Twin(SHORT, manifest(SHORT)), Twin(LONG, manifest(LONG)), Place()
-        for place in (short.place, long.place, middle):
-            places.callback(place.close)
+    with contextlib.ExitStack() as rigs:
+        short, long, middle = Twin(SHORT, manifest(SHORT)), Twin(LONG, manifest(LONG)), DeploymentRig()
+        for rig in (short.rig, long.rig, middle):
+            rigs.callback(rig.close)
         async with one_store(middle) as url:
             return await _together(short, long, url, right, requests, tell)
 
@@ -143,10 +143,10 @@ async def _load_until(twin: Twin, tally: Tally, over: asyncio.Task[None]) -> Non
 async def _other_names(short: Twin, long: Twin) -> bool:
     """Whether each refuses the other's own model, and lists its own alone."""
     for twin, other in ((short, long), (long, short)):
-        client = await open_client(twin.place.port)
+        client = await open_client(twin.rig.port)
         got = await answer(client, other.models[0], 1)
         client.close()
-        listed = await in_thread(get_json, f"127.0.0.1:{twin.place.port}", "/v1/models")
+        listed = await in_thread(get_json, f"127.0.0.1:{twin.rig.port}", "/v1/models")
         if got != [-404] or Counter(one["id"] for one in listed["data"]) != Counter(twin.models):
             return False
     return True

@@ -17,7 +17,7 @@ from holdfast.rollout.wishes import revision_of
 from holdfast.spec.manifest.checking import check
 from holdfast.store.opening import open_store
 from holdfast.testing.clients import open_client
-from holdfast.testing.place import Place
+from holdfast.testing.rig import DeploymentRig
 from holdfast.testing.waiting import until
 from holdfast.wire.net import SocketNetwork
 
@@ -31,12 +31,12 @@ async def prove(requests: int, tell: Callable[[str], None]) -> dict[str, Any]:
     for name in (SHORT, LONG):
         tell(f"{name} alone")
         right[name] = await alone(name)
-    with contextlib.ExitStack() as places:
+    with contextlib.ExitStack() as rigs:
         shared = Twin(DOOR, door(DOOR, SHORT, LONG))
         behind = [Twin(name, manifest(name, frontend=False)) for name in (SHORT, LONG)]
-        middle = Place()
-        for place in (shared.place, middle, *(twin.place for twin in behind)):
-            places.callback(place.close)
+        middle = DeploymentRig()
+        for rig in (shared.rig, middle, *(twin.rig for twin in behind)):
+            rigs.callback(rig.close)
         async with one_store(middle) as url, shared.kept(url), behind[0].kept(url), behind[1].kept(url):
             wrong: list[str] = []
             each = requests // CLIENTS
@@ -54,7 +54,7 @@ async def prove(requests: int, tell: Callable[[str], None]) -> dict[str, Any]:
 
 async def _ask(shared: Twin, right: dict[str, Words], count: int, number: int, wrong: list[str]) -> None:
     """Each deployment's own model, and the name that both have, which either may answer, each with its own words."""
-    client = await open_client(shared.place.port)
+    client = await open_client(shared.rig.port)
     try:
         for turn in range(count):
             prompt, name = (number * 5 + turn) % PROMPTS, (SHORT, LONG)[turn % 2]

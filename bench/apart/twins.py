@@ -26,7 +26,7 @@ from holdfast.spec.launch import StoreLaunch
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.processes import LocalProcesses
 from holdfast.testing.clients import StreamClient, open_client
-from holdfast.testing.place import Place
+from holdfast.testing.rig import DeploymentRig
 from holdfast.testing.waiting import in_thread, until
 
 WAIT_S = 240.0  # for a deployment to come up on a machine that others use too
@@ -76,7 +76,7 @@ class Twin:
 
     name: str
     manifest: str
-    place: Place = field(default_factory=Place)
+    rig: DeploymentRig = field(default_factory=DeploymentRig)
     told: list[str] = field(default_factory=list)
     rolled: Rolled | None = None  # once it is kept
 
@@ -87,8 +87,8 @@ class Twin:
     @contextlib.asynccontextmanager
     async def kept(self, store: str = "") -> AsyncIterator[asyncio.Task[None]]:
         """In place, until the block's end; without a `store` it has one of its own. What keeps it is its task."""
-        folder = self.place.folder
-        site = Site(state_dir=str(folder), manifest=self.manifest, environ=self.place.env, port=self.place.port)
+        folder = self.rig.folder
+        site = Site(state_dir=str(folder), manifest=self.manifest, environ=self.rig.env, port=self.rig.port)
         rolled = self.rolled = Rolled(msgspec.structs.replace(site, store=store))
         logs, command = LocalProcesses(log_dir(folder)), child_command(os.getpid())
         supervisor = Supervisor(folder, rolled.jobs(), logs, command, tell=self.told.append, clock=SystemClock())
@@ -96,7 +96,7 @@ class Twin:
         try:
             async with beside(keeping, self.name) as task:
                 await until(lambda: task.done() or self._is_in_place(rolled), f"{self.name} to be in place", WAIT_S)
-                assert not task.done(), (task, self.told, self.place.logs())
+                assert not task.done(), (task, self.told, self.rig.logs())
                 yield task
         finally:
             supervisor.kill()
@@ -111,7 +111,7 @@ class Twin:
 
     async def words(self) -> Words:
         """What it answers, each prompt once."""
-        client = await open_client(self.place.port)
+        client = await open_client(self.rig.port)
         try:
             asked = [(model, prompt) for model in self.models for prompt in range(PROMPTS)]
             return {one: await answer(client, *one) for one in asked}
@@ -120,11 +120,11 @@ class Twin:
 
     def processes(self) -> dict[str, int]:
         """Its pids, by name, without what a supervisor starts for itself."""
-        return {name: record["pid"] for name, record in self.place.records().items() if record["role"] != "store"}
+        return {name: record["pid"] for name, record in self.rig.records().items() if record["role"] != "store"}
 
     def seen(self) -> set[str]:
         """The names of all workers that its frontend knows."""
-        return {worker["name"] for worker in self.place.health().get("workers", [])}
+        return {worker["name"] for worker in self.rig.health().get("workers", [])}
 
 
 async def answer(client: StreamClient, model: str, prompt: int) -> list[int]:
@@ -136,13 +136,13 @@ async def answer(client: StreamClient, model: str, prompt: int) -> list[int]:
 
 
 @contextlib.asynccontextmanager
-async def one_store(place: Place) -> AsyncIterator[str]:
+async def one_store(rig: DeploymentRig) -> AsyncIterator[str]:
     """Start a store of no deployment: it outlives both."""
-    url = f"unix://{place.folder}/run/store.sock"
-    launch = StoreLaunch(state_dir=str(place.folder), name="store", address=url, parent=os.getpid())
+    url = f"unix://{rig.folder}/run/store.sock"
+    launch = StoreLaunch(state_dir=str(rig.folder), name="store", address=url, parent=os.getpid())
     words = ["-P", "-m", "holdfast.roles", "store", msgspec.json.encode(launch).decode()]
-    place.start("store", [sys.executable, *words])
-    await in_thread(place.wait_until, lambda: place.record("store").get("address"), "the store")
+    rig.start("store", [sys.executable, *words])
+    await in_thread(rig.wait_until, lambda: rig.record("store").get("address"), "the store")
     yield url
 
 
@@ -153,4 +153,4 @@ async def alone(name: str) -> Words:
         async with twin.kept():
             return await twin.words()
     finally:
-        await in_thread(twin.place.close)
+        await in_thread(twin.rig.close)

@@ -14,7 +14,7 @@ from bench.prove import Row
 from holdfast.control.questions import questions_of
 from holdfast.health.expectations import PINNED_ENOUGH, AnswerHeard, Expectations, Key, QuestionState, SetsPresent
 from holdfast.testing.clients import ask, read_answer
-from holdfast.testing.place import fetch, get_json
+from holdfast.testing.rig import fetch, get_json
 from holdfast.testing.supervised import Supervised
 from holdfast.testing.waiting import in_thread, until
 

@@ -33,7 +33,7 @@ from holdfast.store.contract import Put, Snapshot, Store
 from holdfast.store.opening import open_store
 from holdfast.testing.clients import Received, chat_body, open_client, read_answer
 from holdfast.testing.deployment import Deployment
-from holdfast.testing.place import get_json
+from holdfast.testing.rig import get_json
 from holdfast.testing.waiting import in_thread, until
 from holdfast.wire.net import SocketNetwork
 

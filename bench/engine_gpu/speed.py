@@ -39,7 +39,7 @@ from holdfast.engines.contract import Engine, EngineEvents
 from holdfast.engines.host.engine import VaultEngine
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
-from holdfast.spec.engines import Place, TorchSettings, VllmSettings
+from holdfast.spec.engines import FailoverSettings, TorchSettings, VllmSettings
 from tests.rigs.gpu.smi import gpu_uuid
 
 CASE_S = 120.0  # for one run; 128,000 prompt tokens and 288 steps of 64 streams take seconds on a GPU
@@ -61,27 +61,27 @@ class SpeedBench:
     def streams(self) -> int:
         return max(case.batch for case in self.cases)
 
-    def make(self, place: Place, folder: Path) -> VaultEngine[Any]:
+    def make(self, failover: FailoverSettings, folder: Path) -> VaultEngine[Any]:
         """Each loads what it needs alone."""
         if self.engine == "vllm":
-            return self._vllm(place, folder)
+            return self._vllm(failover, folder)
         from holdfast.engines.torch.engine import torch_engine
         from holdfast.engines.torch.files.resolve import resolve
 
         steps = max(self.step_tokens, 2 * self.streams)
         settings = TorchSettings(kv_gib=self.kv_gib, concurrency=self.streams, step_tokens_max=steps)
-        return torch_engine(resolve(self.model, folder, lambda *_: None), settings, place, lambda *_: None)
+        return torch_engine(resolve(self.model, folder, lambda *_: None), settings, failover, lambda *_: None)
 
-    def _vllm(self, place: Place, folder: Path) -> VaultEngine[Any]:
+    def _vllm(self, failover: FailoverSettings, folder: Path) -> VaultEngine[Any]:
         from holdfast.engines.vllm.files import look_at_files
         from holdfast.roles.engine_vllm import set_environment
 
-        set_environment([place.device], "info")
+        set_environment([failover.device], "info")
         from holdfast.engines.vllm.engine import vllm_engine
 
         files = look_at_files(self.model, lambda *_: None).identified(folder, lambda *_: None)
         settings = VllmSettings(kv_gib=self.kv_gib, concurrency=self.streams, context_tokens_max=CONTEXT)
-        return vllm_engine(str(files.path), files.identity, files.eos_token_ids, settings, place)
+        return vllm_engine(str(files.path), files.identity, files.eos_token_ids, settings, failover)
 
 
 @dataclass(slots=True)
@@ -124,7 +124,7 @@ async def _engine(bench: SpeedBench, said: _Said, head: Row) -> AsyncIterator[Va
     vault.start()
     try:
         began_s = time.monotonic()
-        engine = bench.make(Place(socket, device, who="speed"), folder)
+        engine = bench.make(FailoverSettings(socket, device, engine_name="speed"), folder)
         await engine.load(said)
         if wrong := await engine.check():
             raise UserError(f"the canary's answer was wrong: {wrong}")

@@ -24,7 +24,7 @@ from holdfast.testing.answers import Answer, difference
 from holdfast.testing.clients import ask, read_answer
 from holdfast.testing.load import Asking
 from holdfast.testing.waiting import in_thread, until
-from tests.rigs.fleet.fleet_place import FleetPlace
+from tests.rigs.fleet.fleet_rig import FleetRig
 from tests.rigs.gpu.smi import DeviceMemory, device_memory, gpu_uuid
 
 LARGE, OTHER = "large", "other"
@@ -71,7 +71,7 @@ def trial(device: str) -> WakeBench:
 @dataclass(slots=True)
 class _Run:
     bench: WakeBench
-    fleet: FleetPlace
+    fleet: FleetRig
     gpu: str
     first: Answer
     rounds: list[Row] = field(default_factory=list)
@@ -133,14 +133,14 @@ def run(bench: WakeBench, logs: list[str]) -> Row:
     """All of it; `logs` gets the ends of what all its processes logged."""
     has: dict[str, Any] = {"devices": 1, "gib": 1.0} if is_host(bench.device) else {"device": bench.device}
     gpu = gpu_uuid(bench.device)
-    with FleetPlace(host_gib=2 * bench.host_gib, **has) as fleet:
+    with FleetRig(host_gib=2 * bench.host_gib, **has) as fleet:
         try:
             return asyncio.run(_run(bench, fleet, gpu))
         finally:
             logs.append(fleet.logs(60_000))
 
 
-async def _run(bench: WakeBench, fleet: FleetPlace, gpu: str) -> Row:
+async def _run(bench: WakeBench, fleet: FleetRig, gpu: str) -> Row:
     memory = await in_thread(device_memory, gpu)
     other = bench.deploy(bench.other, bench.kv_gib / 4, bench.other_memory_gib)
     large = bench.deploy(bench.large, bench.kv_gib, bench.memory_gib)

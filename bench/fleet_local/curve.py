@@ -9,7 +9,7 @@ import time
 from bench.prove import Row, tell
 from holdfast.testing.waiting import until
 from tests.rigs.fleet.clients import END_S, Crowd
-from tests.rigs.fleet.fleet_place import FleetPlace
+from tests.rigs.fleet.fleet_rig import FleetRig
 from tests.rigs.fleet.watch import Watch
 
 GIB, KEY, NUMBERS, MOST = 0.5, "chat", 20, 4
@@ -27,12 +27,12 @@ LOOK_S = 0.5
 
 
 def run() -> Row:
-    with FleetPlace("--queue-s", "30", nodes=2, gib=GIB) as fleet:  # a client would ask again after its 429
+    with FleetRig("--queue-s", "30", nodes=2, gib=GIB) as fleet:  # a client would ask again after its 429
         fleet.told("deploy", KEY, *SIM, *SCALING, "--memory-gib", "0.2", "--wanted", "0", "--max", str(MOST))
         return asyncio.run(_curve(fleet))
 
 
-async def _curve(fleet: FleetPlace) -> Row:
+async def _curve(fleet: FleetRig) -> Row:
     crowd, samples = Crowd(fleet.port), list[Row]()
     async with Watch(fleet, GIB) as watch, asyncio.timeout(CURVE[-1][0] + 2 * END_S):
         began_s = time.monotonic()

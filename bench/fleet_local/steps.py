@@ -10,7 +10,7 @@ import time
 from bench.prove import Row
 from holdfast.testing.waiting import in_thread, until
 from tests.rigs.fleet.clients import END_S, Asked, Crowd
-from tests.rigs.fleet.fleet_place import FleetPlace
+from tests.rigs.fleet.fleet_rig import FleetRig
 from tests.rigs.fleet.watch import Watch
 
 GIB, KEY = 0.5, "chat"
@@ -20,12 +20,12 @@ CALM_S = 2.0  # of asking between two steps
 
 
 def run() -> Row:
-    with FleetPlace(nodes=2, gib=GIB) as fleet:
+    with FleetRig(nodes=2, gib=GIB) as fleet:
         fleet.told("deploy", KEY, *SIM, "--memory-gib", "0.2", "--max", "4", "--wait")
         return asyncio.run(_steps(fleet))
 
 
-async def _steps(fleet: FleetPlace) -> Row:
+async def _steps(fleet: FleetRig) -> Row:
     crowd, took = Crowd(fleet.port), {}
 
     async def one(number: int) -> None:
@@ -61,12 +61,12 @@ async def _steps(fleet: FleetPlace) -> Row:
     }
 
 
-async def _scale(fleet: FleetPlace, watch: Watch, count: int) -> None:
+async def _scale(fleet: FleetRig, watch: Watch, count: int) -> None:
     await in_thread(fleet.told, "scale", KEY, str(count))
     await watch.until_hot(KEY, count)
 
 
-async def _first_of_four(fleet: FleetPlace, watch: Watch, crowd: Crowd) -> Row:
+async def _first_of_four(fleet: FleetRig, watch: Watch, crowd: Crowd) -> Row:
     """From none, with a request held."""
     await _scale(fleet, watch, 0)
     held = asyncio.create_task(crowd.ask(KEY, 1))

@@ -17,7 +17,7 @@ from holdfast.fleet.desired import HYSTERESIS
 from holdfast.testing.processes import vault_processes
 from holdfast.testing.waiting import in_thread
 from tests.rigs.fleet.clients import END_S, Crowd
-from tests.rigs.fleet.fleet_place import FIRST, FleetPlace
+from tests.rigs.fleet.fleet_rig import FIRST, FleetRig
 from tests.rigs.fleet.watch import Watch
 
 EACH_GIB, GIB = 0.2, 0.3
@@ -31,13 +31,13 @@ KILL_EVERY_S = (4.0, 12.0)
 
 
 def run(seconds: float, seed: int) -> Row:
-    with FleetPlace(devices=1, gib=GIB) as fleet:
+    with FleetRig(devices=1, gib=GIB) as fleet:
         for key, words in MODELS.items():
             fleet.told("deploy", key, *words, "--memory-gib", str(EACH_GIB), "--wanted", "1")
         return asyncio.run(_storm(fleet, seconds, random.Random(seed))) | {"seed": seed}
 
 
-async def _storm(fleet: FleetPlace, seconds: float, rng: random.Random) -> Row:
+async def _storm(fleet: FleetRig, seconds: float, rng: random.Random) -> Row:
     crowd, kills, began_s = Crowd(fleet.port), Counter[str](), time.monotonic()
     async with Watch(fleet, GIB) as watch:
 
@@ -82,7 +82,7 @@ def _row(crowd: Crowd, watch: Watch, took_s: float) -> Row:
 # -- what is killed
 
 
-def _kill(fleet: FleetPlace, kind: str, rng: random.Random) -> bool:
+def _kill(fleet: FleetRig, kind: str, rng: random.Random) -> bool:
     """Return True if there was a process to kill."""
     processes = fleet.processes_of(FIRST)
     engines = [one["pid"] for one in processes.values() if one["role"] == "worker"]

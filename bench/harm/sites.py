@@ -17,10 +17,10 @@ from typing import Any, Protocol
 from bench.harm.watch import TPOT_MS
 from bench.rollouts.shapes import Shape
 from holdfast.testing.deployment import Deployment
-from holdfast.testing.place import Place, fetch, get_json
 from holdfast.testing.processes import vault_processes
+from holdfast.testing.rig import DeploymentRig, fetch, get_json
 from holdfast.testing.supervised import Supervised
-from tests.rigs.fleet.fleet_place import FIRST, FleetPlace
+from tests.rigs.fleet.fleet_rig import FIRST, FleetRig
 
 # The interval decides how soon a wrong answer is found, and nothing else; every threshold is the default.
 JUDGING: dict[str, Any] = {"canary_interval_s": 2.0, "canary_share": 1.0}
@@ -51,7 +51,7 @@ def verdicts_of(page: dict[str, Any]) -> list[str]:
     return told + ([f"level {level['level']}: {level['reason']}"] if level.get("level") else [])
 
 
-class _Judged(Place):
+class _Judged(DeploymentRig):
     """One whose control is asked by its own page."""
 
     served = SIM
@@ -146,7 +146,7 @@ class OnGpus(_Judged, Deployment):
             os.write(self._log, f"6,{self._lines},{self._lines}000,-;{text}\n".encode())
 
 
-class Fleet(FleetPlace):
+class Fleet(FleetRig):
     """Runs a fleet of one node, with replicas of one model."""
 
     served = "ant"
@@ -196,7 +196,7 @@ def _text(path: Any) -> str:
         return ""
 
 
-class Rolled(Place):
+class Rolled(DeploymentRig):
     """A manifest's deployment, which changes."""
 
     served = SIM

@@ -25,7 +25,7 @@ from bench.health.faults import Fault, On, Undo
 from holdfast.core.tasks import Tasks
 from holdfast.testing.clients import Received, chat_body, open_client
 from holdfast.testing.deployment import Deployment
-from holdfast.testing.place import fetch
+from holdfast.testing.rig import fetch
 from holdfast.testing.waiting import in_thread
 from tests.rigs.health.verdicts import WatchedDeployment, watched
 

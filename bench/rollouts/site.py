@@ -38,7 +38,7 @@ from holdfast.store.opening import open_store
 from holdfast.supervise.asking import ask as ask_page
 from holdfast.supervise.records import Record, read_records
 from holdfast.supervise.replicas import Whose, whose
-from holdfast.testing.place import Place
+from holdfast.testing.rig import DeploymentRig
 from holdfast.testing.waiting import until
 from holdfast.wire.net import SocketNetwork
 
@@ -47,7 +47,7 @@ WAIT_S = 240.0  # for a rollout, its drains and its watch on a machine that othe
 PAGE_S = 5.0  # silence that is no starvation: a frontend that answers later than that does not serve
 
 
-class Site(Place):
+class Site(DeploymentRig):
     """Use it as a context manager, and `kept` inside it."""
 
     store: Store

@@ -13,7 +13,7 @@ from bench.overload import OverloadBench, run
 from holdfast.testing.answers import Answer
 from holdfast.testing.clients import Received, ask, chat_body, open_client, read_answer
 from holdfast.testing.deployment import Deployment
-from holdfast.testing.place import free_port
+from holdfast.testing.rig import free_port
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 

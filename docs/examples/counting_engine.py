@@ -28,7 +28,7 @@ def known_answer() -> Canary:
 
 
 class CountingEngine(PagedEngine):
-    """Made into an engine by `VaultEngine(CountingEngine(), Place(vault_socket))`."""
+    """Made into an engine by `VaultEngine(CountingEngine(), FailoverSettings(vault_socket))`."""
 
     def __init__(self, kv_blocks: int = 512, context_tokens_max: int = 4096, **limits: int) -> None:
         self.plan = BytesPlan(f"counting by {STRIDE}", {"stride": bytes([STRIDE])})

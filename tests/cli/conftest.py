@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.rigs.cli.up_place import Place
+from tests.rigs.cli.up_rig import UpRig
 
 
 @pytest.fixture
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+def rig(request: pytest.FixtureRequest) -> Iterator[UpRig]:
     """A place for one deployment, of which nothing is left behind; a test's file says in SHAPE what runs there."""
-    made = Place(*getattr(request.module, "SHAPE", ()))
+    made = UpRig(*getattr(request.module, "SHAPE", ()))
     yield made
     made.close()

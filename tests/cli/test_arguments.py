@@ -311,10 +311,10 @@ def test_the_command_line_wins_over_the_file(asked: Any) -> None:
     """What both say is the command line's; what only the file says is the file's; the rest is as always."""
     text = 'engine = "sim"\nport = 9001\nworkers = 3\napi-key = ["a", "b"]\nstandby = "unmapped"\ndetach = true\n'
     spec, detach = asked(text, "--workers", "2")
-    assert (spec.worker.engine, spec.port, spec.workers, spec.worker.place.standby) == ("sim", 9001, 2, "unmapped")
+    assert (spec.worker.engine, spec.port, spec.workers, spec.worker.failover.standby) == ("sim", 9001, 2, "unmapped")
     assert (spec.frontend.api_keys, spec.frontends, detach) == (("a", "b"), 1, True)
     spec, _ = asked(text, "--api-key", "c", "--standby", "mapped")
-    assert (spec.frontend.api_keys, spec.worker.place.standby) == (("c",), "mapped")
+    assert (spec.frontend.api_keys, spec.worker.failover.standby) == (("c",), "mapped")
     spec, _ = asked("exact = true\nkv-gib = 1\n", "--fast", "--device", "cpu")
     assert (spec.worker.torch.exact, spec.worker.torch.kv_gib) == (False, 1.0)
 

@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.cli.chat.view import MARK, WAITING
 from holdfast.testing.deployment import Deployment
-from holdfast.testing.place import fetch, free_port
+from holdfast.testing.rig import fetch, free_port
 from tests.rigs.cli.pseudo_terminal import COLUMNS, WAIT_S, OnTerminal
 from tests.rigs.mid_stream import kill_serving, slow_down
 

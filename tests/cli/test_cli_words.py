@@ -19,7 +19,7 @@ from holdfast.core.errors import REFUSED, UserError
 from holdfast.roles import small_files
 from holdfast.supervise.records import Record, write_record
 from holdfast.supervise.status import Status
-from tests.rigs.cli.up_place import Place
+from tests.rigs.cli.up_rig import UpRig
 
 TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 GPUS = tuple(f"GPU-{number}{'0' * 7}-0000-0000-0000-000000000000" for number in range(2))
@@ -75,19 +75,19 @@ OFFLINE = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS":
         ("chaos worker-1a", 2, "`holdfast chaos` needs fault"),
     ],
 )
-def test_mistakes_get_one_line(place: Place, words: str | tuple[str, ...], status: int, said: str) -> None:
+def test_mistakes_get_one_line(rig: UpRig, words: str | tuple[str, ...], status: int, said: str) -> None:
     """A wrong wish is refused with its name and nothing is started: status 2 for wrong usage, and 78 where no second
     try can help."""
-    must_say(place, words.split() if isinstance(words, str) else words, status, said)
+    must_say(rig, words.split() if isinstance(words, str) else words, status, said)
 
 
-def must_say(place: Place, words: list[str] | tuple[str, ...], status: int, said: str, **environ: str) -> None:
+def must_say(rig: UpRig, words: list[str] | tuple[str, ...], status: int, said: str, **environ: str) -> None:
     if words[0] == "up" and "--port" not in words:  # somebody may serve on the usual one while this is tested
-        words = ["up", "--port", str(place.port), *words[1:]]
-    done = place.say(*words, **environ)
+        words = ["up", "--port", str(rig.port), *words[1:]]
+    done = rig.say(*words, **environ)
     assert (done.returncode, done.stderr.count("\n")) == (status, 1), done.stderr
     assert said in done.stderr or re.search(said, done.stderr)
-    assert words[0] != "up" or not (place.state_dir / "run").exists(), "something was started"
+    assert words[0] != "up" or not (rig.state_dir / "run").exists(), "something was started"
 
 
 @pytest.mark.parametrize(
@@ -101,25 +101,21 @@ def must_say(place: Place, words: list[str] | tuple[str, ...], status: int, said
         pytest.param("up", 1, "could not be fetched.*--model PATH.*--model tiny.*--engine sim", OFFLINE, marks=TORCH),
     ],
 )
-def test_a_wrong_environment_is_named(
-    place: Place, words: str, status: int, said: str, environ: dict[str, str]
-) -> None:
+def test_a_wrong_environment_is_named(rig: UpRig, words: str, status: int, said: str, environ: dict[str, str]) -> None:
     """A variable with a wrong value is named in one line: a guard that was meant and is empty opens nothing; a state
     directory is refused with the mend, whichever command meets it; without the network the ways out are named."""
-    place.env["HOLDFAST_CACHE_DIR"] = str(place.state_dir / "cache")
-    must_say(place, words.split(), status, said, **environ)
+    rig.env["HOLDFAST_CACHE_DIR"] = str(rig.state_dir / "cache")
+    must_say(rig, words.split(), status, said, **environ)
     assert not Path("/tmp/" + "x" * 100).exists()
 
 
 @pytest.mark.parametrize("option", ["-c", "--chat-template"])
-def test_up_refuses_a_pipe_that_nobody_writes_to(
-    option: str, place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_up_refuses_a_pipe_that_nobody_writes_to(option: str, rig: UpRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one line that names the option."""
     monkeypatch.setattr(small_files, "READ_S", 0.2)
-    os.mkfifo(pipe := place.state_dir / "pipe")
+    os.mkfifo(pipe := rig.state_dir / "pipe")
     said = f"{option} {pipe} cannot be read: its writer has not finished"
-    must_say(place, ("up", "--engine", "sim", option, str(pipe)), REFUSED, said)
+    must_say(rig, ("up", "--engine", "sim", option, str(pipe)), REFUSED, said)
 
 
 FULL = "holdfast: standard output cannot be written: No space left on device\n"
@@ -127,14 +123,14 @@ FULL = "holdfast: standard output cannot be written: No space left on device\n"
 
 @pytest.mark.parametrize(("output", "status", "said"), [("<&- >&-", 0, ""), (">/dev/full", 1, FULL), ("", 1, "")])
 @pytest.mark.parametrize("words", ["--version", "down"])
-def test_an_output_that_cannot_be_written(place: Place, words: str, output: str, status: int, said: str) -> None:
+def test_an_output_that_cannot_be_written(rig: UpRig, words: str, output: str, status: int, said: str) -> None:
     """For programs and for people, also of a command that takes the lock. Closed, as some cron jobs and init scripts
     have it, it is as good as none; a full disk is one line and status 1; a reader that has left is status 1, without a
     word."""
     reads, writes = os.pipe()
     os.close(reads)
-    shell = ["sh", "-c", f'exec "$@" {output}', "sh", *place.command(*words.split())]
-    done = subprocess.run(shell, env=place.env, stdout=writes, stderr=subprocess.PIPE, text=True, timeout=60)
+    shell = ["sh", "-c", f'exec "$@" {output}', "sh", *rig.command(*words.split())]
+    done = subprocess.run(shell, env=rig.env, stdout=writes, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(writes)
     assert (done.returncode, done.stderr) == (status, said)
 
@@ -149,10 +145,10 @@ def test_other_machines_are_refused() -> None:
 
 def test_the_shown_curl_survives_a_shell() -> None:
     """Names and keys with quotes and spaces are quoted, so that the shown command does what it says."""
-    command = chat_command("http://127.0.0.1:1", "it's a \"model\"", "key with 'quotes'", private=True)
+    command = chat_command("http://127.0.0.1:1", 'it\'s a "model"', "key with 'quotes'", private=True)
     shown = command.replace("curl ", "printf '%s\\n' ")
     words = subprocess.run(["sh", "-c", shown], capture_output=True, text=True, check=True).stdout
-    assert 'Authorization: Bearer key with \'quotes\'\n' in words
+    assert "Authorization: Bearer key with 'quotes'\n" in words
     assert '"model":"it\'s a \\"model\\"","stream":true' in words
 
 
@@ -182,13 +178,13 @@ def test_a_wrong_file_of_keys_opens_nothing(tmp_path: Path, text: str | None, to
         read_keys(tmp_path / "keys")
 
 
-def test_ps_shows_no_rows_of_what_a_closed_terminal_ended(place: Place) -> None:
+def test_ps_shows_no_rows_of_what_a_closed_terminal_ended(rig: UpRig) -> None:
     """Records that ended processes left, and no supervisor: nothing runs, and it is told how to begin again."""
     ended = subprocess.Popen(["true"])
     ended.wait(60.0)
     for name in ("store", "frontend"):
-        write_record(place.folder, Record(name, name, ended.pid, 1))
-    said = place.say("ps").stdout
-    assert said.startswith(f"nothing runs in {place.folder}: all its processes ended")
+        write_record(rig.folder, Record(name, name, ended.pid, 1))
+    said = rig.say("ps").stdout
+    assert said.startswith(f"nothing runs in {rig.folder}: all its processes ended")
     assert "`holdfast up` starts it again" in said
     assert "dead" not in said

@@ -23,7 +23,7 @@ from holdfast.fleet.scaling import Scaling
 from holdfast.fleet.wishing import forgotten
 from holdfast.spec.arguments import by_path, kind_of, options_of, takes_many
 from holdfast.spec.commands import asked
-from holdfast.spec.deployment import seat_at
+from holdfast.spec.deployment import device_slot
 from holdfast.spec.launch import VaultLaunch, WorkerLaunch
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.local import Machine, replica_launches
@@ -70,7 +70,7 @@ async def test_words_become_a_wish(desk: Desk) -> None:
     assert manifest is not None
     (pod,) = pods(manifest)
     assert (pod.service, pod.namespace) == ("tiny", f"{DEPLOYMENT}-{model.version}")
-    vault, engine = replica_launches(pod, pod.replica(7), [seat_at((), 0)], Machine(Path("/tmp/x"), {"HOME": "/"}))
+    vault, engine = replica_launches(pod, pod.replica(7), [device_slot((), 0)], Machine(Path("/tmp/x"), {"HOME": "/"}))
     assert isinstance(vault, VaultLaunch), "also without a standby its memory outlives it"
     assert isinstance(engine, WorkerLaunch)
     assert (engine.name, engine.model) == (f"local-tiny-{model.version}-7-engine-0", "small words")

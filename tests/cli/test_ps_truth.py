@@ -20,8 +20,8 @@ from holdfast.cli.screen import Screen
 from holdfast.cli.terminal import Terminal
 from holdfast.supervise.status import Status
 from holdfast.testing.deployment import Deployment
-from holdfast.testing.place import fetch, free_port
-from tests.rigs.cli.up_place import PAIR, Place, until
+from holdfast.testing.rig import fetch, free_port
+from tests.rigs.cli.up_rig import PAIR, UpRig, until
 
 pytestmark = pytest.mark.alone
 processes = pytest.mark.processes
@@ -56,14 +56,14 @@ def test_nothing_is_cut_at_80_columns() -> None:
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Place]:
-    made = Place(*PAIR, "--frontends", "2")
+def rig() -> Iterator[UpRig]:
+    made = UpRig(*PAIR, "--frontends", "2")
     yield made
     made.close()
 
 
-def engines(place: Place) -> dict[str, dict[str, Any]]:
-    return {name: status for name, status in place.ps().items() if status["role"] == "worker"}
+def engines(rig: UpRig) -> dict[str, dict[str, Any]]:
+    return {name: status for name, status in rig.ps().items() if status["role"] == "worker"}
 
 
 def scraped(url: str) -> str:
@@ -78,14 +78,14 @@ def sample(page: str, name: str) -> float:
 
 
 @contextlib.contextmanager
-def streams(place: Place, count: int) -> Iterator[None]:
+def streams(rig: UpRig, count: int) -> Iterator[None]:
     """Open answers that do not end by themselves for a while."""
-    body = {"model": place.model, "stream": True, "max_tokens": 6000, "ignore_eos": True}
+    body = {"model": rig.model, "stream": True, "max_tokens": 6000, "ignore_eos": True}
     body["messages"] = [{"role": "user", "content": "hello " * 100}]
     opened = []
     try:
         for _ in range(count):
-            connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=60)
+            connection = http.client.HTTPConnection("127.0.0.1", rig.port, timeout=60)
             opened.append(connection)
             connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
             connection.getresponse().read1(1)
@@ -97,43 +97,43 @@ def streams(place: Place, count: int) -> Iterator[None]:
 
 @pytest.mark.long
 @processes
-def test_what_ps_shows_of_a_deployment_that_was_up_before(place: Place) -> None:
+def test_what_ps_shows_of_a_deployment_that_was_up_before(rig: UpRig) -> None:
     """A first start is no failover, whatever journals an earlier deployment left; workers' metrics are where they
     were, after a restart of all and of one; each frontend of a shared port shows its own streams; and one that
     drains is `draining`, not `silent`. While streams run, the active's page shows the KV they hold and share."""
     status_port = str(free_port())
-    assert place.up("--status-port", status_port).returncode == 0
-    place.until_whole()
-    first = {name: status["metrics"] for name, status in engines(place).items()}
+    assert rig.up("--status-port", status_port).returncode == 0
+    rig.until_whole()
+    first = {name: status["metrics"] for name, status in engines(rig).items()}
     assert first["worker-1a"] == f"http://127.0.0.1:{status_port}/metrics"
-    assert place.run("down").returncode == 0
-    assert place.up("--status-port", status_port).returncode == 0
-    place.until_whole()
-    assert "last failover" not in place.run("ps").stdout
-    standby = place.by_state()["standby"]
+    assert rig.run("down").returncode == 0
+    assert rig.up("--status-port", status_port).returncode == 0
+    rig.until_whole()
+    assert "last failover" not in rig.run("ps").stdout
+    standby = rig.by_state()["standby"]
     os.kill(standby["pid"], signal.SIGKILL)
-    until(lambda: place.back(standby["name"], standby["pid"]), "the standby to be back")
-    assert {name: status["metrics"] for name, status in engines(place).items()} == first
+    until(lambda: rig.back(standby["name"], standby["pid"]), "the standby to be back")
+    assert {name: status["metrics"] for name, status in engines(rig).items()} == first
     assert all("holdfast_worker_state" in scraped(url) for url in first.values())
-    assert all(url in place.run("ps").stdout for url in first.values())
+    assert all(url in rig.run("ps").stdout for url in first.values())
 
-    with streams(place, 8):
-        until(lambda: sum(s["streams"] for s in place.ps().values() if s["role"] == "frontend") == 8, "8 streams")
-        led = scraped(place.until_whole()["active"]["metrics"])
+    with streams(rig, 8):
+        until(lambda: sum(s["streams"] for s in rig.ps().values() if s["role"] == "frontend") == 8, "8 streams")
+        led = scraped(rig.until_whole()["active"]["metrics"])
         assert sample(led, "dynamo_component_kvstats_active_blocks") > 0
         assert 0 < sample(led, "dynamo_component_kvstats_gpu_cache_usage_percent") <= 1
         assert sample(led, "holdfast_worker_prefix_hit_tokens_total") > 0, "eight times the same long question"
-        page = scraped(f"http://127.0.0.1:{place.port}/metrics")
+        page = scraped(f"http://127.0.0.1:{rig.port}/metrics")
         for name in ("frontend", "frontend-2"):
             assert f'holdfast_frontend_up{{frontend="{name}"}} 1' in page
         under_way = [line for line in page.splitlines() if line.startswith("dynamo_frontend_inflight_requests{")]
         assert sum(float(line.split()[-1]) for line in under_way) == 8, "one scrape shows all frontends of the port"
-        busy = next(s for s in place.ps().values() if s["role"] == "frontend" and s["streams"])
+        busy = next(s for s in rig.ps().values() if s["role"] == "frontend" and s["streams"])
         os.kill(busy["pid"], signal.SIGTERM)
         seen: list[str] = []
 
         def is_seen_draining() -> bool:
-            now = place.ps().get(busy["name"], {})
+            now = rig.ps().get(busy["name"], {})
             seen.append(now.get("state", "") if now.get("pid") == busy["pid"] else "gone")
             return seen[-1] in ("draining", "gone")
 
@@ -144,33 +144,33 @@ def test_what_ps_shows_of_a_deployment_that_was_up_before(place: Place) -> None:
 
 @processes
 @pytest.mark.long
-def test_a_failover_is_shown_as_its_streams_saw_it(place: Place) -> None:
+def test_a_failover_is_shown_as_its_streams_saw_it(rig: UpRig) -> None:
     """An engine whose steps stand still is found out late and killed: the gap that is shown is the one a client
     measures, not the time since somebody noticed; why it died is shown; and it is still known after the next `up`."""
-    place.run("down")
-    assert place.up("--allow-chaos", "--sim-tpot-ms", "20").returncode == 0
-    wedged = place.until_whole()["active"]
-    answer = place.answering(300)
-    assert place.run("chaos", wedged["name"], "wedge").returncode == 0
+    rig.run("down")
+    assert rig.up("--allow-chaos", "--sim-tpot-ms", "20").returncode == 0
+    wedged = rig.until_whole()["active"]
+    answer = rig.answering(300)
+    assert rig.run("chaos", wedged["name"], "wedge").returncode == 0
     assert answer.answer().wrong == ""
     worst_gap_ms = max(after - before for before, after in pairwise(answer.answer().token_times_s)) * 1000
-    place.until_whole()
+    rig.until_whole()
 
-    (incident,) = told(place, wedged["name"])
+    (incident,) = told(rig, wedged["name"])
     assert incident["why"].startswith("killed: it is wedged")
     assert (incident["part"], incident["streams"], incident["lost"]) == ("active", 1, 0)
     # On a busy machine either may hear of a token late; since somebody noticed it was a fraction of that.
     assert 0.4 < incident["gap_ms"] / worst_gap_ms < 2.5
-    assert f"{wedged['name']} (active) died: killed: it is wedged" in place.run("ps").stdout
-    assert place.run("down").returncode == 0
-    assert place.up().returncode == 0
-    assert told(place, wedged["name"]) == [incident]
-    assert f"{wedged['name']} (active) died: killed: it is wedged" in place.run("incidents").stdout
+    assert f"{wedged['name']} (active) died: killed: it is wedged" in rig.run("ps").stdout
+    assert rig.run("down").returncode == 0
+    assert rig.up().returncode == 0
+    assert told(rig, wedged["name"]) == [incident]
+    assert f"{wedged['name']} (active) died: killed: it is wedged" in rig.run("incidents").stdout
 
 
-def told(place: Place, name: str) -> list[dict[str, Any]]:
+def told(rig: UpRig, name: str) -> list[dict[str, Any]]:
     """What is known of what befell it."""
-    done = place.run("incidents", "--json")
+    done = rig.run("incidents", "--json")
     assert done.returncode == 0, done.stderr
     return [incident for incident in json.loads(done.stdout) if incident["name"] == name and incident["epoch"]]
 

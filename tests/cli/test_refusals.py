@@ -17,7 +17,7 @@ from holdfast.engines.torch.files.directory import INDEX, SINGLE
 from holdfast.spec import engines
 from holdfast.spec.engines import TorchSettings
 from holdfast.spec.launch import WorkerLaunch
-from tests.rigs.cli.up_place import Place
+from tests.rigs.cli.up_rig import UpRig
 from tests.rigs.small_model import LLAMA, header, weights
 
 ROOT = Path(__file__).parents[2]
@@ -28,13 +28,13 @@ class Refusing:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.place = Place("--model", "tiny")
+        self.rig = UpRig("--model", "tiny")
         self.trace = folder / "torch-was-loaded"
         (folder / "torch").mkdir()
         (folder / "torch" / "version.py").write_text("cuda = None\n")
         code = f"open({str(self.trace)!r}, 'w').close()\nraise ImportError('not here')\n"
         (folder / "torch" / "__init__.py").write_text(code)
-        self.place.env["PYTHONPATH"] = str(folder)
+        self.rig.env["PYTHONPATH"] = str(folder)
 
     def model(self, name: str, config: dict[str, Any] | None, **files: bytes) -> str:
         path = self.folder / name
@@ -47,7 +47,7 @@ class Refusing:
 
     def must_refuse(self, command: list[str], *words: str) -> None:
         """In one line with these words, and with the status that says not to try again."""
-        done = subprocess.run(command, env=self.place.env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, env=self.rig.env, capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, done.stderr.count("\n")) == (REFUSED, 1), done.stderr
         assert all(word in done.stderr for word in words), done.stderr
         assert not self.trace.exists(), "torch was loaded"
@@ -57,7 +57,7 @@ class Refusing:
 def refusing(tmp_path: Path) -> Iterator[Refusing]:
     made = Refusing(tmp_path)
     yield made
-    made.place.close()
+    made.rig.close()
 
 
 TOKENIZER = b'{"model": {}}'
@@ -101,7 +101,7 @@ def test_config_and_headers_decide_before_torch_is_loaded(refusing: Refusing) ->
     """Every model that cannot be served is named by one look at its small files."""
     paths = [refusing.model(what, config, **files) for what, (config, files, _) in MODELS.items()]
     command = [sys.executable, "-c", LOOK, *paths]
-    done = subprocess.run(command, env=refusing.place.env, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, env=refusing.rig.env, capture_output=True, text=True, timeout=60, check=True)
     *said, loaded = done.stdout.splitlines()
     assert loaded == "False"
     for line, (_, _, words) in zip(said, MODELS.values(), strict=True):
@@ -136,20 +136,20 @@ def test_what_cannot_be_is_refused_once(refusing: Refusing) -> None:
     gemma = refusing.model("gemma", LLAMA | {"architectures": ["GemmaForCausalLM"]})
     wordless = refusing.model("wordless", LLAMA, **weighing(weights(LLAMA)))
     paths = {"GEMMA": gemma, "WORDLESS": wordless}
-    port = str(refusing.place.port)
+    port = str(refusing.rig.port)
     commands = [("up", "--port", port, *(paths.get(word, word) for word in wishes)) for wishes, _ in WISHES]
     command = [sys.executable, "-c", SAY, json.dumps(commands)]
-    environ = refusing.place.env | {"PYTHONPATH": f"{refusing.folder}:{ROOT}"}
+    environ = refusing.rig.env | {"PYTHONPATH": f"{refusing.folder}:{ROOT}"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=True)
     for (status, said), (wishes, words) in zip(json.loads(done.stdout), WISHES, strict=True):
         assert (status, said.count("\n"), words in said) == (REFUSED, 1, True), (wishes, said)
     assert not refusing.trace.exists(), "torch was loaded"
-    assert not (refusing.place.state_dir / "run").exists(), "something was started"
+    assert not (refusing.rig.state_dir / "run").exists(), "something was started"
 
 
 def child(refusing: Refusing, **settings: Any) -> list[str]:
     """The command of a supervised worker."""
-    told = {"state_dir": str(refusing.place.state_dir), "store": "unix:///nowhere", "deployment": "local", "name": "w"}
+    told = {"state_dir": str(refusing.rig.state_dir), "store": "unix:///nowhere", "deployment": "local", "name": "w"}
     launch = WorkerLaunch(**(told | settings))
     return [sys.executable, "-m", "holdfast.roles", "worker", msgspec.json.encode(launch).decode()]
 
@@ -167,8 +167,8 @@ def test_an_engine_tells_its_supervisor_not_to_try_again(
     launch: dict[str, Any], words: str, refusing: Refusing
 ) -> None:
     """The process itself finds it too, before torch loads, and says so by its status: 78, not 1."""
-    place = engines.Place(vault_socket="/nowhere.sock", device="host-1")
-    base = {"engine": "torch", "lock": "flock:///nowhere", "place": place}
+    failover = engines.FailoverSettings(vault_socket="/nowhere.sock", device="host-1")
+    base = {"engine": "torch", "lock": "flock:///nowhere", "failover": failover}
     refusing.must_refuse(child(refusing, **(base | launch)), words)
 
 
@@ -176,6 +176,6 @@ def test_an_engine_tells_its_supervisor_not_to_try_again(
 def test_too_few_descriptors_are_refused_once(words: str, refusing: Refusing) -> None:
     """One line says how many there may be, how many it takes and what to raise; the status says not to try again. So it
     is with a supervised process."""
-    command = refusing.place.command(*words.split()) if words else child(refusing)
+    command = refusing.rig.command(*words.split()) if words else child(refusing)
     few = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *command]
     refusing.must_refuse(few, "64 descriptors here, and needs 128 at least", "ulimit")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.settings import read_environment
-from holdfast.testing.place import fetch
-from tests.rigs.cli.up_place import Asker, Place
+from holdfast.testing.rig import fetch
+from tests.rigs.cli.up_rig import Asker, UpRig
 
 MANIFEST = """
 apiVersion: nvidia.com/v1alpha1
@@ -32,60 +32,60 @@ FIRST, SECOND = "first-secret-key", "second-secret-key"
 ROLLOUT_S = 300.0  # on a machine with much else to do
 
 
-def asked(place: Place, key: str = "") -> int:
+def asked(rig: UpRig, key: str = "") -> int:
     """The status of a request for the list of models."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    return fetch(f"127.0.0.1:{place.port}", "/v1/models", timeout_s=60.0, **headers)[0]
+    return fetch(f"127.0.0.1:{rig.port}", "/v1/models", timeout_s=60.0, **headers)[0]
 
 
-def roll_out(place: Place, file: Path) -> None:
-    command = place.command("apply", "-f", str(file), "--wait")
-    assert place.start("apply", command).wait(ROLLOUT_S) == 0, place.log("apply") + place.logs()
+def roll_out(rig: UpRig, file: Path) -> None:
+    command = rig.command("apply", "-f", str(file), "--wait")
+    assert rig.start("apply", command).wait(ROLLOUT_S) == 0, rig.log("apply") + rig.logs()
 
 
 @pytest.mark.alone
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.processes
-def test_keys_are_resolved_and_survive_the_supervisor(place: Place, tmp_path: Path) -> None:
+def test_keys_are_resolved_and_survive_the_supervisor(rig: UpRig, tmp_path: Path) -> None:
     """A secret that is missing starts nothing. Keys from the variable of the first `up` hold though the supervisor is
     killed, started again without the variable and told to replace the frontends; keys from a secret's file replace them
     by a rollout; no value is in the store or in a log."""
     plain, refers = tmp_path / "plain.yaml", tmp_path / "refers.yaml"
     plain.write_text(MANIFEST)
     refers.write_text(REFERS)
-    up = ("up", "-f", str(plain), "--detach", "--port", str(place.port))
+    up = ("up", "-f", str(plain), "--detach", "--port", str(rig.port))
 
-    refused = place.run("up", "-f", str(refers), "--detach", "--port", str(place.port))
+    refused = rig.run("up", "-f", str(refers), "--detach", "--port", str(rig.port))
     assert refused.returncode == 78, refused.stderr
-    for part in ("'door'", "'api-keys'", f"{place.folder}/secrets/door/api-keys", "HOLDFAST_API_KEYS"):
+    for part in ("'door'", "'api-keys'", f"{rig.folder}/secrets/door/api-keys", "HOLDFAST_API_KEYS"):
         assert part in refused.stderr, refused.stderr
-    assert not place.pids()
+    assert not rig.pids()
 
-    place.env["HOLDFAST_API_KEYS"] = FIRST
-    begun = place.run(*up)
+    rig.env["HOLDFAST_API_KEYS"] = FIRST
+    begun = rig.run(*up)
     assert begun.returncode == 0, begun.stderr
-    assert (asked(place), asked(place, FIRST)) == (401, 200)
-    del place.env["HOLDFAST_API_KEYS"]
+    assert (asked(rig), asked(rig, FIRST)) == (401, 200)
+    del rig.env["HOLDFAST_API_KEYS"]
 
-    place.lose_supervisor()
-    again = place.run(*up)
+    rig.lose_supervisor()
+    again = rig.run(*up)
     assert again.returncode == 0, again.stderr
     plain.write_text(MANIFEST.replace(":1.0", ":2.0"))
-    with Asker(place) as without_key:
-        roll_out(place, plain)
+    with Asker(rig) as without_key:
+        roll_out(rig, plain)
     assert without_key.statuses <= {0, 401}, without_key.statuses
-    assert (asked(place), asked(place, FIRST)) == (401, 200)
+    assert (asked(rig), asked(rig, FIRST)) == (401, 200)
 
-    folder = place.folder / "secrets" / "door"
+    folder = rig.folder / "secrets" / "door"
     folder.mkdir(parents=True)
     (folder / "api-keys").write_text(f"{SECOND}\n")
-    with Asker(place) as without_key:
-        roll_out(place, refers)
+    with Asker(rig) as without_key:
+        roll_out(rig, refers)
     assert without_key.statuses <= {0, 401}, without_key.statuses
-    assert (asked(place), asked(place, FIRST), asked(place, SECOND)) == (401, 401, 200)
+    assert (asked(rig), asked(rig, FIRST), asked(rig, SECOND)) == (401, 401, 200)
 
-    written = [path for path in place.folder.rglob("*") if path.is_file() and path.parent != folder]
+    written = [path for path in rig.folder.rglob("*") if path.is_file() and path.parent != folder]
     having = {path for path in written if any(key.encode() in path.read_bytes() for key in (FIRST, SECOND))}
     assert {path.name for path in having if path.suffix != ".launch"} == {"secrets.json"}
     assert {stat.S_IMODE(path.stat().st_mode) for path in having} == {0o600}

@@ -19,7 +19,7 @@ from holdfast.core.errors import UserError
 from holdfast.settings import read_environment
 from holdfast.supervise.lock import Holder, sign, take_lock
 from holdfast.supervise.records import Record, forget, write_launch, write_record
-from tests.rigs.cli.up_place import Place
+from tests.rigs.cli.up_rig import UpRig
 from tests.rigs.small_disks import small_disk
 
 NOBODY = 65534
@@ -116,12 +116,12 @@ def test_without_home_the_passwd_home_is_used(monkeypatch: pytest.MonkeyPatch) -
     assert read_environment({"HOLDFAST_STATE_DIR": "/s"}).cache_dir == Path("/s/cache")
 
 
-def test_ascii_only_output_loses_looks_alone(place: Place) -> None:
+def test_ascii_only_output_loses_looks_alone(rig: UpRig) -> None:
     """A terminal or a file that takes ASCII only: everything is shown, nothing fails for an ellipsis."""
-    place.env["PYTHONIOENCODING"] = "ascii"
-    shown = place.run("--help")
+    rig.env["PYTHONIOENCODING"] = "ascii"
+    shown = rig.run("--help")
     assert (shown.returncode, "holdfast COMMAND ..." in shown.stdout) == (0, True), shown.stderr
-    assert "no worker 'Gr??e' runs" in place.run("chaos", "Größe", "stop").stderr
+    assert "no worker 'Gr??e' runs" in rig.run("chaos", "Größe", "stop").stderr
 
 
 def test_what_a_dead_supervisor_left_is_not_replaced(tmp_path: Path) -> None:

@@ -16,26 +16,26 @@ from holdfast.testing.clients import Stream, chat_body
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.processes import freeze
 from tests.rigs.cli.in_process import said_here
-from tests.rigs.cli.up_place import Asker, Place, until
+from tests.rigs.cli.up_rig import Asker, UpRig, until
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 KEY = "first-secret-key"
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Place]:
+def shared() -> Iterator[UpRig]:
     """One deployment for the tests that leave it serving."""
-    place = Place()
-    keys = place.folder / "keys"
+    rig = UpRig()
+    keys = rig.folder / "keys"
     keys.write_text("sesame-1\n\nsesame-2\n")
-    done = place.up("--api-key-file", str(keys))
+    done = rig.up("--api-key-file", str(keys))
     assert done.returncode == 0, done.stderr
-    place.first_screen = done.stdout  # type: ignore[attr-defined]
-    yield place
-    place.close()
+    rig.first_screen = done.stdout  # type: ignore[attr-defined]
+    yield rig
+    rig.close()
 
 
-def test_the_screen_says_how_to_talk_and_what_to_kill(shared: Place) -> None:
+def test_the_screen_says_how_to_talk_and_what_to_kill(shared: UpRig) -> None:
     """The screen ends with a curl for this port and model, and a kill -9 of a real worker; it says what to expect of
     the model, and what is written to a pipe has no key in it."""
     screen = shared.first_screen  # type: ignore[attr-defined]
@@ -49,7 +49,7 @@ def test_the_screen_says_how_to_talk_and_what_to_kill(shared: Place) -> None:
     assert "\x1b" not in screen, "no terminal, no colours"
 
 
-def test_keys_are_secret(shared: Place) -> None:
+def test_keys_are_secret(shared: UpRig) -> None:
     """No API key shows in a command line, and what is on disk is its owner's alone."""
     for pid in shared.pids():
         with open(f"/proc/{pid}/cmdline", "rb") as command:
@@ -58,7 +58,7 @@ def test_keys_are_secret(shared: Place) -> None:
     assert stat.S_IMODE((shared.state_dir / "run").stat().st_mode) == 0o700
 
 
-def test_ps_json_is_a_list_of_processes(shared: Place) -> None:
+def test_ps_json_is_a_list_of_processes(shared: UpRig) -> None:
     """Each process has its role, name, pid, state, address and streams; the store comes first."""
     processes: dict[str, dict[str, Any]] = {}
 
@@ -79,7 +79,7 @@ def test_ps_json_is_a_list_of_processes(shared: Place) -> None:
     assert processes["frontend"]["address"] == f"tcp://127.0.0.1:{shared.port}"
 
 
-def test_a_stopped_process_shows_as_stopped(shared: Place) -> None:
+def test_a_stopped_process_shows_as_stopped(shared: UpRig) -> None:
     """SIGSTOP is seen within a second's asking, and the others are still asked."""
     pid = shared.record("store")["pid"]
     supervisor = shared.lock()["pid"]  # stopped too, or it would replace the other one
@@ -94,7 +94,7 @@ def test_a_stopped_process_shows_as_stopped(shared: Place) -> None:
             os.kill(stopped, signal.SIGCONT)
 
 
-def test_a_second_up_says_so(shared: Place) -> None:
+def test_a_second_up_says_so(shared: UpRig) -> None:
     """A second `up` on the same place is refused in one line that names the first and the mend."""
     for words in ((), ("--detach",)):
         done = shared.say("up", "--engine", "sim", *words)
@@ -104,17 +104,17 @@ def test_a_second_up_says_so(shared: Place) -> None:
         assert "holdfast down" in done.stderr
 
 
-def test_a_busy_port_is_refused_before_anything_starts(shared: Place, place: Place) -> None:
+def test_a_busy_port_is_refused_before_anything_starts(shared: UpRig, rig: UpRig) -> None:
     """Another deployment on a port in use gets one line with the port and the mend, and starts nothing."""
-    done = place.say("up", "--port", str(shared.port), *place.shape)
+    done = rig.say("up", "--port", str(shared.port), *rig.shape)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert f"port {shared.port} " in done.stderr
     assert "--port" in done.stderr
-    assert place.pids() == set()
+    assert rig.pids() == set()
 
 
-def test_chaos_needs_leave(shared: Place) -> None:
+def test_chaos_needs_leave(shared: UpRig) -> None:
     """A worker without --allow-chaos cannot be broken, and a worker that isn't there is named."""
     done = shared.say("chaos", "worker-1", "wedge")
     assert done.returncode == 1
@@ -136,48 +136,48 @@ def test_faults_are_sent(deployment: Deployment) -> None:
     assert (done.returncode, "crash, stop, wedge" in done.stderr) == (1, True)
 
 
-def answered(place: Place) -> bool:
+def answered(rig: UpRig) -> bool:
     """Ask with the key; return whether the answer came to a good end."""
-    body = chat_body("hello", 20, model=place.model)
-    return Stream(place.port, body, authorization=f"Bearer {KEY}").answer().wrong == ""
+    body = chat_body("hello", 20, model=rig.model)
+    return Stream(rig.port, body, authorization=f"Bearer {KEY}").answer().wrong == ""
 
 
-def test_it_serves_heals_outlives_its_supervisor_and_goes(place: Place) -> None:
+def test_it_serves_heals_outlives_its_supervisor_and_goes(rig: UpRig) -> None:
     """Serve; a killed worker or frontend is back; a killed supervisor harms no process; the next one adopts them, and
     the API keys with them, though its shell has none; `down` ends all, and leaves nothing to adopt."""
-    place.env["HOLDFAST_API_KEYS"] = KEY
-    assert place.up().returncode == 0
-    del place.env["HOLDFAST_API_KEYS"]
-    assert answered(place)
-    for name, pid in place.pids_of("worker-1", "frontend").items():
+    rig.env["HOLDFAST_API_KEYS"] = KEY
+    assert rig.up().returncode == 0
+    del rig.env["HOLDFAST_API_KEYS"]
+    assert answered(rig)
+    for name, pid in rig.pids_of("worker-1", "frontend").items():
         os.kill(pid, signal.SIGKILL)
-        until(lambda name=name, pid=pid: place.back(name, pid), f"{name} to be back")  # type: ignore[misc]
-    until(lambda: place.health().get("status") == "ready", "the frontend to have a worker")
+        until(lambda name=name, pid=pid: rig.back(name, pid), f"{name} to be back")  # type: ignore[misc]
+    until(lambda: rig.health().get("status") == "ready", "the frontend to have a worker")
 
     names = ("store", "worker-1", "worker-2", "frontend", "control")
-    pids = place.pids_of(*names)
-    place.lose_supervisor()
-    assert set(pids.values()) <= place.pids()
-    assert answered(place)
-    assert "no supervisor" in place.run("ps").stdout
+    pids = rig.pids_of(*names)
+    rig.lose_supervisor()
+    assert set(pids.values()) <= rig.pids()
+    assert answered(rig)
+    assert "no supervisor" in rig.run("ps").stdout
 
-    with Asker(place) as without_key:
-        again = place.up()
+    with Asker(rig) as without_key:
+        again = rig.up()
     assert again.returncode == 0, again.stderr
     assert "The API keys of the last `holdfast up` here still apply" in again.stdout
     assert without_key.statuses <= {0, 401}
-    assert answered(place)
-    assert place.pids_of(*names) == pids
-    adopted = place.record("worker-2")["pid"]
+    assert answered(rig)
+    assert rig.pids_of(*names) == pids
+    adopted = rig.record("worker-2")["pid"]
     os.kill(adopted, signal.SIGKILL)
-    until(lambda: place.back("worker-2", adopted), "an adopted worker to be restarted")
+    until(lambda: rig.back("worker-2", adopted), "an adopted worker to be restarted")
 
-    done = place.run("down")
+    done = rig.run("down")
     assert done.returncode == 0
     assert all(f"{name} stopped" in done.stdout for name in names)
-    assert place.pids() == set()
-    assert place.ps() == {}
-    assert read_kept(place.state_dir) == [], "the next `up` is a new one, without these keys"
-    again = place.run("down")
+    assert rig.pids() == set()
+    assert rig.ps() == {}
+    assert read_kept(rig.state_dir) == [], "the next `up` is a new one, without these keys"
+    again = rig.run("down")
     assert again.returncode == 0
     assert "nothing runs" in again.stdout

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing.place import fetch
-from tests.rigs.cli.up_place import PAIR, Place, until
+from holdfast.testing.rig import fetch
+from tests.rigs.cli.up_rig import PAIR, UpRig, until
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 
@@ -23,9 +23,9 @@ SHAPE = PAIR
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[Place]:
+def pair() -> Iterator[UpRig]:
     """One deployment for the tests that leave a pair; `down` leaves nothing of it."""
-    made = Place(*PAIR)
+    made = UpRig(*PAIR)
     made.env["HOLDFAST_ENGINE_TOKEN"] = TOKEN
     try:
         done = made.up()
@@ -45,27 +45,27 @@ def pulled_with(token: str, page: str) -> str:
     return said.decode()
 
 
-def test_the_default_is_a_pair(pair: Place) -> None:
+def test_the_default_is_a_pair(pair: UpRig) -> None:
     """Store, vault, two engines of which one is active, frontend; the screen says whom to kill."""
-    place, screen = pair, pair.first_screen  # type: ignore[attr-defined]
+    rig, screen = pair, pair.first_screen  # type: ignore[attr-defined]
     expected = ["store", "vault-1", *PARTS, *ENGINES, "frontend", "control"]
-    until(lambda: list(place.ps()) == expected, f"{expected}: `up` does not wait for control")
-    until(lambda: place.ps()["vault-1"]["state"] == "ready", "the vault's word")
-    engines = place.until_whole()
+    until(lambda: list(rig.ps()) == expected, f"{expected}: `up` does not wait for control")
+    until(lambda: rig.ps()["vault-1"]["state"] == "ready", "the vault's word")
+    engines = rig.until_whole()
     active = engines["active"]
     assert f"kill -9 {active['pid']}\n" in screen
     assert "Kill the active engine while it answers; its standby goes on" in screen
     assert active["epoch"] > 0
     assert {engine["group"] for engine in engines.values()} == {"worker-1"}
     assert sorted(engine["engine_id"] for engine in engines.values()) == [0, 1]
-    shown = place.run("ps").stdout
+    shown = rig.run("ps").stdout
     assert f"worker-1: {active['name']} is active (epoch {active['epoch']}); " in shown
     assert f"{engines['standby']['name']} stands by" in shown
     assert "last failover" not in shown
-    assert place.chat().wrong == ""
+    assert rig.chat().wrong == ""
 
 
-def test_an_operators_token_is_the_engines_and_shown_to_nobody(pair: Place) -> None:
+def test_an_operators_token_is_the_engines_and_shown_to_nobody(pair: UpRig) -> None:
     """The active asks for it; neither a command line nor a log has it."""
     said = pulled_with("a guess", pair.record(pair.until_whole()["active"]["name"])["status"])
     assert "send `Authorization: Bearer` with its HOLDFAST_ENGINE_TOKEN" in said
@@ -74,20 +74,20 @@ def test_an_operators_token_is_the_engines_and_shown_to_nobody(pair: Place) -> N
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_the_standby_goes_on_and_a_new_one_stands_by(pair: Place, number: signal.Signals) -> None:
+def test_the_standby_goes_on_and_a_new_one_stands_by(pair: UpRig, number: signal.Signals) -> None:
     """The active dies, or is stopped and killed for it: the answer is finished by the other, nobody helps, and `ps`
     shows the failover with its timeline up to the new standby."""
-    place = pair
-    before = place.until_whole()
-    answer = place.answering(200)
+    rig = pair
+    before = rig.until_whole()
+    answer = rig.answering(200)
     os.kill(before["active"]["pid"], number)
-    after = place.until_whole(before["standby"]["name"])
+    after = rig.until_whole(before["standby"]["name"])
     assert answer.answer().wrong == ""
     assert after["active"]["epoch"] > before["active"]["epoch"]
     assert after["standby"]["pid"] != before["active"]["pid"]
     failover = after["active"]["failover"]
     assert {"died_ms", "lock_ms", "fence_ms", "adopted_ms", "announced_ms", "new_standby_ms"} <= set(failover)
-    shown = place.run("ps").stdout
+    shown = rig.run("ps").stdout
     why = "SIGKILL" if number is signal.SIGKILL else "killed: it is stopped"
     # On a busy machine control may take its traffic before the supervisor kills it: one incident, both told.
     name = re.escape(before["active"]["name"])
@@ -100,65 +100,65 @@ def test_the_standby_goes_on_and_a_new_one_stands_by(pair: Place, number: signal
 # -- a vault's processes: shown, looked after, and gone after `down`, whatever was done to them
 
 
-def has_all_back(place: Place) -> bool:
+def has_all_back(rig: UpRig) -> bool:
     """By the vault's own word: engines may vouch for their memory for a moment after the last vault's end."""
-    done = place.run("memory", "status", "--json", "--socket-dir", str(place.state_dir / "gms"))
+    done = rig.run("memory", "status", "--json", "--socket-dir", str(rig.state_dir / "gms"))
     (vault,) = json.loads(done.stdout) or [{}]
     return vault.get("weights") == "RO" and str(vault.get("pool")).startswith("OWNED")
 
 
 @pytest.mark.long
-def test_stopped_parts_of_a_vault_are_replaced_and_down_leaves_none(place: Place) -> None:
+def test_stopped_parts_of_a_vault_are_replaced_and_down_leaves_none(rig: UpRig) -> None:
     """The keeper, the vault and their launcher, one after the other; engines go on, and vouch for their memory again.
     Then `down` with a stopped keeper leaves no process behind."""
-    assert place.up().returncode == 0
-    place.until_whole()
-    shown = place.ps()
+    assert rig.up().returncode == 0
+    rig.until_whole()
+    shown = rig.ps()
     assert [shown[part]["role"] for part in PARTS] == ["keeper", "server"]
     epoch = max(shown[name]["epoch"] or 0 for name in ENGINES)
     for name in (*PARTS, "vault-1"):
-        pid = place.record(name)["pid"]
+        pid = rig.record(name)["pid"]
         os.kill(pid, signal.SIGSTOP)
-        until(lambda name=name, pid=pid: place.back(name, pid), f"{name} to be replaced")  # type: ignore[misc]
+        until(lambda name=name, pid=pid: rig.back(name, pid), f"{name} to be replaced")  # type: ignore[misc]
         # One that is still ending would let the next that is stopped run on: they are of one process group.
-        until(lambda pid=pid: pid not in place.pids(), f"{name} to have ended")  # type: ignore[misc]
-        place.until_whole()
-        assert place.chat().wrong == ""
-    assert max(place.ps()[name]["epoch"] or 0 for name in ENGINES) == epoch, "no engine had to be replaced"
-    os.kill(place.record("vault-1-keeper")["pid"], signal.SIGSTOP)
-    assert place.run("down").returncode == 0
-    place.must_be_gone()
+        until(lambda pid=pid: pid not in rig.pids(), f"{name} to have ended")  # type: ignore[misc]
+        rig.until_whole()
+        assert rig.chat().wrong == ""
+    assert max(rig.ps()[name]["epoch"] or 0 for name in ENGINES) == epoch, "no engine had to be replaced"
+    os.kill(rig.record("vault-1-keeper")["pid"], signal.SIGSTOP)
+    assert rig.run("down").returncode == 0
+    rig.must_be_gone()
 
 
 @pytest.mark.long
-def test_killed_launcher_costs_nothing_but_a_new_one(place: Place) -> None:
+def test_killed_launcher_costs_nothing_but_a_new_one(rig: UpRig) -> None:
     """Engines give weights and pool back to the next vault: none is replaced, and the next takeover adopts the pool."""
-    assert place.up().returncode == 0
-    place.until_whole()
-    before = place.pids_of(*ENGINES)
-    launcher = place.record("vault-1")["pid"]
+    assert rig.up().returncode == 0
+    rig.until_whole()
+    before = rig.pids_of(*ENGINES)
+    launcher = rig.record("vault-1")["pid"]
     os.kill(launcher, signal.SIGKILL)
-    until(lambda: place.back("vault-1", launcher), "another launcher")
-    until(lambda: has_all_back(place), "weights and pool in the new vault")
-    place.until_whole()
-    assert place.pids_of(*ENGINES) == before
-    active = next(name for name in ENGINES if place.ps()[name]["state"] == "active")
+    until(lambda: rig.back("vault-1", launcher), "another launcher")
+    until(lambda: has_all_back(rig), "weights and pool in the new vault")
+    rig.until_whole()
+    assert rig.pids_of(*ENGINES) == before
+    active = next(name for name in ENGINES if rig.ps()[name]["state"] == "active")
     os.kill(before[active], signal.SIGKILL)
-    until(lambda: place.back(active, before[active]), "another engine")
-    place.until_whole()
-    logs = "".join((place.state_dir / "logs" / f"{name}.log").read_text() for name in ENGINES)
+    until(lambda: rig.back(active, before[active]), "another engine")
+    rig.until_whole()
+    logs = "".join((rig.state_dir / "logs" / f"{name}.log").read_text() for name in ENGINES)
     assert "whole blocks of KV" in logs
-    assert (place.state_dir / "logs" / "vault-1.log").read_text().count("writes generation") == 1
-    assert place.run("down").returncode == 0
+    assert (rig.state_dir / "logs" / "vault-1.log").read_text().count("writes generation") == 1
+    assert rig.run("down").returncode == 0
 
 
 @pytest.mark.long
-def test_down_ends_a_stopped_keeper_whose_launcher_and_supervisor_were_killed(place: Place) -> None:
+def test_down_ends_a_stopped_keeper_whose_launcher_and_supervisor_were_killed(rig: UpRig) -> None:
     """Nobody is left to look after it; its record tells who it is."""
-    assert place.up().returncode == 0
-    keeper = place.record("vault-1-keeper")["pid"]
+    assert rig.up().returncode == 0
+    keeper = rig.record("vault-1-keeper")["pid"]
     os.kill(keeper, signal.SIGSTOP)
-    os.kill(place.lock()["pid"], signal.SIGKILL)
-    os.kill(place.record("vault-1")["pid"], signal.SIGKILL)
-    assert place.run("down").returncode == 0
-    place.must_be_gone()
+    os.kill(rig.lock()["pid"], signal.SIGKILL)
+    os.kill(rig.record("vault-1")["pid"], signal.SIGKILL)
+    assert rig.run("down").returncode == 0
+    rig.must_be_gone()

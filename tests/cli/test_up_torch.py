@@ -22,16 +22,16 @@ from holdfast.spec.plan import plan
 from holdfast.supervise.processes import LocalProcesses
 from holdfast.supervise.records import launch_path
 from tests.rigs.cli.pseudo_terminal import OnTerminal
-from tests.rigs.cli.up_place import Place
+from tests.rigs.cli.up_rig import UpRig
 
 pytestmark = pytest.mark.alone
 TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
+def rig() -> Iterator[UpRig]:
     # Little memory and one thread: tests share the machine.
-    made = Place("--kv-gib", "0.05", "--torch-threads", "1")
+    made = UpRig("--kv-gib", "0.05", "--torch-threads", "1")
     made.model = "tiny"
     yield made
     made.close()
@@ -40,59 +40,59 @@ def place() -> Iterator[Place]:
 @TORCH
 @pytest.mark.processes
 @pytest.mark.long
-def test_the_default_is_a_pair_whose_streams_outlive_a_kill(place: Place) -> None:
+def test_the_default_is_a_pair_whose_streams_outlive_a_kill(rig: UpRig) -> None:
     """Without --engine it is a torch pair; the screen told on which device, and what it did; the active dies and the
     stream goes on."""
-    done = place.up("--model", "tiny", "--context", "256", "--streams-max", "3")
+    done = rig.up("--model", "tiny", "--context", "256", "--streams-max", "3")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("--device auto: ")
-    launch = json.loads(launch_path(place.state_dir, "worker-1a").read_bytes())
+    launch = json.loads(launch_path(rig.state_dir, "worker-1a").read_bytes())
     assert (launch["torch"]["context_tokens_max"], launch["torch"]["concurrency"]) == (256, 3)
     for word in (f"worker-1a: {IMPORTING}", f"worker-1b: {IMPORTING}", "model tiny", "Kill the active engine"):
         assert word in done.stdout
-    processes = place.ps()
+    processes = rig.ps()
     vault = ["vault-1", "vault-1-keeper", "vault-1-server"]
     assert list(processes) == ["store", *vault, "worker-1a", "worker-1b", "frontend", "control"]
-    active = place.until_whole()["active"]["pid"]
-    stream = place.stream(max_tokens=200, model="tiny", return_token_ids=True).wait_tokens(10)
+    active = rig.until_whole()["active"]["pid"]
+    stream = rig.stream(max_tokens=200, model="tiny", return_token_ids=True).wait_tokens(10)
     os.kill(active, signal.SIGKILL)
     answer = stream.answer()
     assert (answer.wrong, len(answer.tokens), answer.resumed) == ("", 200, 1)
-    assert place.run("down").returncode == 0
-    place.must_be_gone()
+    assert rig.run("down").returncode == 0
+    rig.must_be_gone()
 
 
 @TORCH
 @pytest.mark.processes
 @pytest.mark.long
-def test_ctrl_c_while_the_weights_load(place: Place) -> None:
+def test_ctrl_c_while_the_weights_load(rig: UpRig) -> None:
     """On a terminal the phases are shown as they come; Ctrl-C amid the load ends everything."""
     cache = Path(os.environ.get("HOLDFAST_CACHE_DIR") or Path.home() / ".cache" / "holdfast")
     try:
         model = fetch(SMOLLM2, cache, lambda *_: None)
     except UserError as error:
         pytest.skip(str(error))
-    words = ("up", "--port", str(place.port), "--model", str(model), *place.shape)
-    with OnTerminal(place.state_dir, *words, columns=200) as up:
+    words = ("up", "--port", str(rig.port), "--model", str(model), *rig.shape)
+    with OnTerminal(rig.state_dir, *words, columns=200) as up:
         up.until(f"worker-1b: {IMPORTING}")
         up.until(f"{LOADING}, ")
         up.type("\x03")
         assert up.end() == 0
         assert "everything has stopped" in up.output
         assert "is up:" not in up.output
-    place.must_be_gone()
+    rig.must_be_gone()
 
 
 @TORCH
 @pytest.mark.processes
-def test_calling_off_a_detached_start_ends_it(place: Place) -> None:
+def test_calling_off_a_detached_start_ends_it(rig: UpRig) -> None:
     """Ctrl-C before `up --detach` has said that it runs leaves nothing running."""
-    words = ("up", "--detach", "--port", str(place.port), "--model", "tiny", *place.shape)
-    with OnTerminal(place.state_dir, *words, columns=200) as up:
+    words = ("up", "--detach", "--port", str(rig.port), "--model", "tiny", *rig.shape)
+    with OnTerminal(rig.state_dir, *words, columns=200) as up:
         up.until(IMPORTING)
         up.type("\x03")
         assert up.end() == 130
-    place.must_be_gone()
+    rig.must_be_gone()
 
 
 def test_a_random_shape_is_no_path() -> None:

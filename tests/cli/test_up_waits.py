@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from holdfast.roles.starting import lacks
-from holdfast.testing.place import free_port
-from tests.rigs.cli.up_place import Place, until
+from holdfast.testing.rig import free_port
+from tests.rigs.cli.up_rig import UpRig, until
 
 STORE = "tcp://127.0.0.1:{port}"
 SHAPE = ("--engine", "sim", "--standbys", "0")
@@ -18,37 +18,37 @@ SHAPE = ("--engine", "sim", "--standbys", "0")
 
 @pytest.mark.long
 @pytest.mark.processes
-def test_it_is_not_up_before_it_serves(place: Place) -> None:
+def test_it_is_not_up_before_it_serves(rig: UpRig) -> None:
     """Every process is ready but the store is not there: it says so, and is up when the store has come."""
     store = STORE.format(port=free_port())
-    words = place.command("up", "--port", str(place.port), "--status-port", "0", "--store", store, *place.shape)
-    place.start("screen", words)
-    up = place.processes["screen"]
-    until(lambda: f"waiting for the store {store}: it does not answer" in place.screen(), "what it waits for")
-    assert place.record("worker-1").get("state") == "ready"
-    assert "is up" not in place.screen()
-    assert not place.lock().get("up")
-    serve = place.command("store", "--address", store, "--name", "late")
-    place.started.append(subprocess.Popen(serve, env=place.env, stderr=subprocess.DEVNULL))
-    until(lambda: "is up: model holdfast-sim" in place.screen(), "it to be up")
-    assert place.health()["status"] == "ready"
-    assert place.lock()["up"]
+    words = rig.command("up", "--port", str(rig.port), "--status-port", "0", "--store", store, *rig.shape)
+    rig.start("screen", words)
+    up = rig.processes["screen"]
+    until(lambda: f"waiting for the store {store}: it does not answer" in rig.screen(), "what it waits for")
+    assert rig.record("worker-1").get("state") == "ready"
+    assert "is up" not in rig.screen()
+    assert not rig.lock().get("up")
+    serve = rig.command("store", "--address", store, "--name", "late")
+    rig.started.append(subprocess.Popen(serve, env=rig.env, stderr=subprocess.DEVNULL))
+    until(lambda: "is up: model holdfast-sim" in rig.screen(), "it to be up")
+    assert rig.health()["status"] == "ready"
+    assert rig.lock()["up"]
     up.send_signal(signal.SIGINT)
     assert up.wait(60) == 0
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("detach", [(), ("--detach",)], ids=["foreground", "detached"])
-def test_waiting_is_bounded(place: Place, detach: tuple[str, ...]) -> None:
+def test_waiting_is_bounded(rig: UpRig, detach: tuple[str, ...]) -> None:
     """Past --wait-s it says what it waited for, with status 1, and leaves nothing running."""
     store = STORE.format(port=free_port())
-    asked = ("--store", store, "--wait-s", "1.5", "--status-port", "0", *place.shape, *detach)
-    done = place.run("up", "--port", str(place.port), *asked)
+    asked = ("--store", store, "--wait-s", "1.5", "--status-port", "0", *rig.shape, *detach)
+    done = rig.run("up", "--port", str(rig.port), *asked)
     assert done.returncode == 1, done.stdout
     assert "not serving after 1.5 s: " in done.stderr
     assert done.stderr.count("\n") == 1
     assert "is up" not in done.stdout
-    place.must_be_gone()
+    rig.must_be_gone()
 
 
 READY: dict[str, Any] = {"status": "ready", "store": "connected", "models": ["m"], "workers": []}

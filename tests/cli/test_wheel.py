@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing.place import free_port
+from holdfast.testing.rig import free_port
 
 ROOT = Path(__file__).parents[2]
 

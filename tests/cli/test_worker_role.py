@@ -18,14 +18,14 @@ from holdfast.cli.app import run
 from holdfast.core.address import TcpAddress, UnixAddress
 from holdfast.settings import read_environment
 from holdfast.spec.deployment import DeploymentSpec
-from holdfast.spec.engines import Place as Engine
+from holdfast.spec.engines import FailoverSettings
 from holdfast.spec.jobs import Job
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.spec.names import group_of
 from holdfast.spec.plan import plan
 from holdfast.supervise.records import read_records
-from holdfast.testing.place import free_port, get_json
-from tests.rigs.cli.up_place import Place, until
+from holdfast.testing.rig import free_port, get_json
+from tests.rigs.cli.up_rig import UpRig, until
 
 STATE = Path("/tmp/hf")  # of plans that nobody carries out
 # What an operator gives each engine of a pod, and nothing else.
@@ -69,15 +69,15 @@ def test_an_option_that_is_empty_is_not_said() -> None:
     assert (empty.address, empty.status_address) == (unsaid.address, unsaid.status_address)
 
 
-def test_the_environment_of_a_pod_alone_starts_an_engine_with_a_standby(place: Place) -> None:
+def test_the_environment_of_a_pod_alone_starts_an_engine_with_a_standby(rig: UpRig) -> None:
     """Two engines with the same command, told apart by ENGINE_ID and DYN_SYSTEM_PORT: one leads, the other stands by,
     and takes over when the first is killed."""
-    shared = {"GMS_SOCKET_DIR": str(place.state_dir / "shared"), "FAILOVER_LOCK_PATH": str(place.state_dir / "f.lock")}
+    shared = {"GMS_SOCKET_DIR": str(rig.state_dir / "shared"), "FAILOVER_LOCK_PATH": str(rig.state_dir / "f.lock")}
     ports = [free_port(), free_port()]
-    place.begin("store")
-    place.begin("memory", "serve", "--device", "host-0", **shared)
+    rig.begin("store")
+    rig.begin("memory", "serve", "--device", "host-0", **shared)
     engines = [
-        place.begin("worker", ENGINE_ID=str(number), DYN_SYSTEM_PORT=str(port), **shared)
+        rig.begin("worker", ENGINE_ID=str(number), DYN_SYSTEM_PORT=str(port), **shared)
         for number, port in enumerate(ports)
     ]
 
@@ -108,15 +108,15 @@ def test_flags_win_over_the_pods_environment() -> None:
     """The environment fills what was not said."""
     pod = {"GMS_SOCKET_DIR": "/shared", "FAILOVER_LOCK_PATH": "/shared/failover.lock", "ENGINE_ID": "1"}
     told = launched(**pod)
-    assert told.place.vault_socket == "/shared/gms_host-0.sock"
-    assert (told.lock, told.place.engine_id, told.standbys) == ("/shared/failover.lock", 1, 1)
+    assert told.failover.vault_socket == "/shared/gms_host-0.sock"
+    assert (told.lock, told.failover.engine_id, told.standbys) == ("/shared/failover.lock", 1, 1)
     assert told.name == f"{told.group}-1"
     flags = ("--vault-socket", "/v.sock", "--group", "g", "--name", "n", "--engine-id", "3", "--lock", "/l")
     said = launched(*flags, **pod)
-    assert (said.place.vault_socket, said.place.engine_id) == ("/v.sock", 3)
+    assert (said.failover.vault_socket, said.failover.engine_id) == ("/v.sock", 3)
     assert (said.group, said.name, said.lock) == ("g", "n", "/l")
     plain = launched()
-    assert (plain.place.vault_socket, plain.group, plain.lock) == ("", "", "")
+    assert (plain.failover.vault_socket, plain.group, plain.lock) == ("", "", "")
 
 
 def test_engines_with_one_lock_are_one_group() -> None:
@@ -155,38 +155,38 @@ def test_others_are_told_an_address_they_can_reach() -> None:
 
 def test_loading_may_take_two_hours_unless_told_otherwise() -> None:
     """For the engine, and for the supervisor that waits for it."""
-    hasty = WorkerLaunch(place=Engine(load_s=60.0))
+    hasty = WorkerLaunch(failover=FailoverSettings(load_s=60.0))
     for options, load_s in ((DeploymentSpec("local"), 7200.0), (DeploymentSpec("local", worker=hasty), 60.0)):
         engines = [one for one in plan(STATE, options) if isinstance(one, WorkerLaunch)]
-        assert {one.place.load_s for one in engines} == {load_s}
+        assert {one.failover.load_s for one in engines} == {load_s}
         probes = [Job.of(one).probes for one in engines]
         assert all(probe is not None and probe.startup_s > load_s for probe in probes)
-    assert launched().place.load_s == 7200.0
+    assert launched().failover.load_s == 7200.0
 
 
 # -- a process's name is its own: claimed before anything is called by it
 
 
-def names(place: Place, role: str) -> dict[str, int]:
-    return {record.name: record.pid for record in read_records(place.state_dir) if record.role == role and record.alive}
+def names(rig: UpRig, role: str) -> dict[str, int]:
+    return {record.name: record.pid for record in read_records(rig.state_dir) if record.role == role and record.alive}
 
 
-def test_processes_started_at_once_without_a_name_have_one_each(place: Place) -> None:
+def test_processes_started_at_once_without_a_name_have_one_each(rig: UpRig) -> None:
     """Three workers and two frontends in the same moment: five names, five processes that are ready; a name that was
     chosen and is taken is refused with the address where its process really is, and one whose process was killed is
     free again."""
-    place.begin("store")
+    rig.begin("store")
     port = str(free_port())
-    workers = [place.begin("worker") for _ in range(3)]
-    frontends = [place.begin("frontend", "--port", port) for _ in range(2)]
-    until(lambda: len(names(place, "worker")) == 3, "three workers")
-    until(lambda: len(names(place, "frontend")) == 2, "two frontends")
-    assert names(place, "worker") == {f"worker-{n}": names(place, "worker")[f"worker-{n}"] for n in (1, 2, 3)}
-    assert set(names(place, "worker").values()) == {process.pid for process in workers}
-    assert set(names(place, "frontend").values()) == {process.pid for process in frontends}
+    workers = [rig.begin("worker") for _ in range(3)]
+    frontends = [rig.begin("frontend", "--port", port) for _ in range(2)]
+    until(lambda: len(names(rig, "worker")) == 3, "three workers")
+    until(lambda: len(names(rig, "frontend")) == 2, "two frontends")
+    assert names(rig, "worker") == {f"worker-{n}": names(rig, "worker")[f"worker-{n}"] for n in (1, 2, 3)}
+    assert set(names(rig, "worker").values()) == {process.pid for process in workers}
+    assert set(names(rig, "frontend").values()) == {process.pid for process in frontends}
 
-    record = place.record("worker-1")
-    refused = place.run("worker", "--name", "worker-1")
+    record = rig.record("worker-1")
+    refused = rig.run("worker", "--name", "worker-1")
     assert refused.returncode == 1
     said = " ".join(refused.stderr.split())
     assert f"pid {record['pid']} runs at {record['address']}" in said
@@ -195,14 +195,14 @@ def test_processes_started_at_once_without_a_name_have_one_each(place: Place) ->
 
     os.kill(record["pid"], signal.SIGKILL)
     next(one for one in workers if one.pid == record["pid"]).wait(60)
-    place.begin("worker", "--name", "worker-1")
-    until(lambda: place.back("worker-1", record["pid"]), "another process of that name")
+    rig.begin("worker", "--name", "worker-1")
+    until(lambda: rig.back("worker-1", record["pid"]), "another process of that name")
 
 
-def test_what_cannot_listen_names_the_address_that_is_taken(place: Place) -> None:
+def test_what_cannot_listen_names_the_address_that_is_taken(rig: UpRig) -> None:
     """The status page's port is in use: that is the address in the error, not the one for frontends."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         where = f"tcp://127.0.0.1:{other.getsockname()[1]}"
-        done = place.run("worker", "--status-address", where)
+        done = rig.run("worker", "--status-address", where)
     assert done.returncode == 1
     assert re.search(rf"{where} is in use", done.stderr), done.stderr

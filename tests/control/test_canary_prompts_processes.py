@@ -15,7 +15,7 @@ from holdfast.engines.sim.language import Sequence
 from holdfast.frontend.text.tokenizer import TextTokenizer
 from holdfast.health.expectations import BANDS, TOP, answer_of, is_fit
 from holdfast.testing.deployment import Deployment
-from holdfast.testing.place import get_json
+from holdfast.testing.rig import get_json
 from holdfast.testing.waiting import in_thread, until
 from tests.rigs.health.verdicts import WatchedDeployment, watched
 

@@ -14,7 +14,7 @@ from holdfast.health.expectations import ASKED_AT_ONCE
 from holdfast.testing.answers import Answer
 from holdfast.testing.clients import Received, ask, read_answer
 from holdfast.testing.deployment import Deployment
-from holdfast.testing.place import Place, get_json
+from holdfast.testing.rig import DeploymentRig, get_json
 from holdfast.testing.supervised import Supervised
 from holdfast.testing.waiting import in_thread
 
@@ -28,26 +28,26 @@ RESETS = 4
 BETWEEN_RESETS_S = 3.2  # failures of one kind within 2.5 s count as one (`control.reports.ONE_CAUSE_S`)
 
 
-async def asked(place: Place, prompt: list[int], tokens: int) -> Received:
+async def asked(rig: DeploymentRig, prompt: list[int], tokens: int) -> Received:
     body: dict[str, Any] = {"model": "holdfast-sim", "prompt": prompt, "max_tokens": tokens, "seed": 7}
     body |= {"temperature": 0.8, "stream": True, "ignore_eos": True, "return_token_ids": True}
-    return await ask(place.port, "/v1/completions", body)
+    return await ask(rig.port, "/v1/completions", body)
 
 
-async def long_streams(place: Place, tokens: int) -> list[asyncio.Task[Received]]:
+async def long_streams(rig: DeploymentRig, tokens: int) -> list[asyncio.Task[Received]]:
     """Return the streams once all of them make tokens."""
-    before = await in_thread(made, place)
-    running = [asyncio.create_task(asked(place, [100 + number, 40, 41, 42], tokens)) for number in range(STREAMS)]
-    await until(place, lambda: made(place) > before + 4 * STREAMS, "every stream to make tokens")
+    before = await in_thread(made, rig)
+    running = [asyncio.create_task(asked(rig, [100 + number, 40, 41, 42], tokens)) for number in range(STREAMS)]
+    await until(rig, lambda: made(rig) > before + 4 * STREAMS, "every stream to make tokens")
     return running
 
 
-def made(place: Place) -> int:
-    return place.tokens_total()
+def made(rig: DeploymentRig) -> int:
+    return rig.tokens_total()
 
 
-async def until(place: Place, true: Callable[[], Any], what: str) -> None:
-    await in_thread(place.wait_until, true, what, BOUND_S)
+async def until(rig: DeploymentRig, true: Callable[[], Any], what: str) -> None:
+    await in_thread(rig.wait_until, true, what, BOUND_S)
 
 
 async def whole(running: list[asyncio.Task[Received]], tokens: int) -> list[Answer]:
@@ -57,21 +57,21 @@ async def whole(running: list[asyncio.Task[Received]], tokens: int) -> list[Answ
     return answers
 
 
-def verdicts(place: Place) -> list[dict[str, Any]]:
+def verdicts(rig: DeploymentRig) -> list[dict[str, Any]]:
     """Return what control's page says of each worker, [] while it does not answer."""
-    name = next((name for name, record in place.records().items() if record.get("role") == "control"), "control")
-    status = place.record(name).get("status", "")
+    name = next((name for name, record in rig.records().items() if record.get("role") == "control"), "control")
+    status = rig.record(name).get("status", "")
     return get_json(status, "/health").get("verdicts", []) if status else []  # type: ignore[no-any-return]
 
 
-def checked(place: Place, workers: int = 1) -> bool:
-    found = [one for one in verdicts(place) if one["status"] == "HEALTHY" and one["canary_passed_unix_s"]]
+def checked(rig: DeploymentRig, workers: int = 1) -> bool:
+    found = [one for one in verdicts(rig) if one["status"] == "HEALTHY" and one["canary_passed_unix_s"]]
     return len(found) >= workers
 
 
-def learnt(place: Place) -> int:
+def learnt(rig: DeploymentRig) -> int:
     """Return how many questions control has an answer for, or gave up; the first few are asked at once."""
-    log = (place.folder / "logs" / "control.log").read_text()
+    log = (rig.folder / "logs" / "control.log").read_text()
     return log.count("is pinned") + log.count("is not asked any more")
 
 
@@ -79,49 +79,49 @@ def learnt(place: Place) -> int:
 async def test_connection_resets_lose_no_stream_of_a_lone_worker(failures: int) -> None:
     """With tokens between the resets the breaker stays shut; one that a single reset opens stops nothing."""
     health = {"breaker_failures": failures}
-    with Deployment(1, {"ttft_ms": 5, "tpot_ms": 30}, control={"health": health}) as place:
-        await until(place, lambda: checked(place), "the worker to be checked")
-        running = await long_streams(place, 500)
-        opened = asyncio.create_task(seen_open(place)) if failures == 1 else None
+    with Deployment(1, {"ttft_ms": 5, "tpot_ms": 30}, control={"health": health}) as rig:
+        await until(rig, lambda: checked(rig), "the worker to be checked")
+        running = await long_streams(rig, 500)
+        opened = asyncio.create_task(seen_open(rig)) if failures == 1 else None
         for _ in range(RESETS):
-            await in_thread(place.chaos, "worker-0", "reset")
+            await in_thread(rig.chaos, "worker-0", "reset")
             await asyncio.sleep(BETWEEN_RESETS_S)
         answers = await whole(running, 500)
         assert all(answer.exact and answer.resumed == RESETS for answer in answers)
         if opened is not None:
             last_resort = await asyncio.wait_for(opened, BOUND_S)
             assert (last_resort["status"], last_resort["last_resort"], last_resort["fall"]) == ("SUSPICIOUS", True, 0)
-        await until(place, lambda: checked(place), "the worker to be sound again")
+        await until(rig, lambda: checked(rig), "the worker to be sound again")
 
 
-async def seen_open(place: Place) -> dict[str, Any]:
+async def seen_open(rig: DeploymentRig) -> dict[str, Any]:
     """Return the worker's verdict when its breaker is not closed."""
     while True:
-        found = [one for one in await in_thread(verdicts, place) if one["breaker"] != "closed"]
+        found = [one for one in await in_thread(verdicts, rig) if one["breaker"] != "closed"]
         if found:
             return found[0]
         await asyncio.sleep(0.05)
 
 
-async def asked_again(place: Place, prompt: list[int]) -> list[Answer]:
+async def asked_again(rig: DeploymentRig, prompt: list[int]) -> list[Answer]:
     """Ask as a client does that retries."""
-    return [read_answer(await asked(place, prompt, 20)) for _ in range(3)]
+    return [read_answer(await asked(rig, prompt, 20)) for _ in range(3)]
 
 
 @pytest.mark.long
 async def test_two_failing_requests_open_no_breaker_of_three_workers() -> None:
     """Clients ask them again and again, and each fails on every worker: the fault is the requests'."""
-    with Deployment(3, {"ttft_ms": 5, "tpot_ms": 30}, control={}) as place:
-        await until(place, lambda: checked(place, 3), "the workers to be checked")
-        for name in place.worker_names:
-            await in_thread(partial(place.chaos, name, "error_token", token=BAD))
-        running = await long_streams(place, 400)
-        bad = [asyncio.create_task(asked_again(place, [BAD, 50 + number])) for number in range(2)]
+    with Deployment(3, {"ttft_ms": 5, "tpot_ms": 30}, control={}) as rig:
+        await until(rig, lambda: checked(rig, 3), "the workers to be checked")
+        for name in rig.worker_names:
+            await in_thread(partial(rig.chaos, name, "error_token", token=BAD))
+        running = await long_streams(rig, 400)
+        bad = [asyncio.create_task(asked_again(rig, [BAD, 50 + number])) for number in range(2)]
         answers = await whole(running, 400)
         failed = await asyncio.wait_for(asyncio.gather(*bad), BOUND_S)
         assert all(answer.error for answers_of in failed for answer in answers_of)
         assert all(answer.resumed == 0 for answer in answers)
-        assert {(one["status"], one["fall"]) for one in await in_thread(verdicts, place)} == {("HEALTHY", 0)}
+        assert {(one["status"], one["fall"]) for one in await in_thread(verdicts, rig)} == {("HEALTHY", 0)}
 
 
 async def test_a_standby_takes_over_from_an_engine_that_fails_and_not_for_one_bad_request() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.health.standing import HealthStatus
 from holdfast.testing.deployment import Deployment
-from holdfast.testing.place import get_json
+from holdfast.testing.rig import get_json
 from holdfast.testing.waiting import in_thread, until
 from tests.rigs.health.verdicts import Verdict, WatchedDeployment, watched
 

@@ -20,7 +20,7 @@ from holdfast.testing.waiting import until
 from holdfast.wire.net import SocketNetwork
 
 
-class Place:
+class StoreRig:
     """A store's server that can be taken away, and a client of it."""
 
     def __init__(self, folder: Path) -> None:
@@ -41,8 +41,8 @@ class Place:
 
 
 @pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[Place]:
-    made = Place(tmp_path)
+async def rig(tmp_path: Path) -> AsyncIterator[StoreRig]:
+    made = StoreRig(tmp_path)
     await made.begin()
     await made.store.start()
     try:
@@ -53,16 +53,16 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
             await made.end()
 
 
-async def test_what_follows_waits_for_the_writing(place: Place) -> None:
+async def test_what_follows_waits_for_the_writing(rig: StoreRig) -> None:
     """While the store is away nothing follows, and of a key the latest is written once it is back; what waits for
     several keys waits for all."""
-    outbox = Outbox(place.store, asyncio.Event())
+    outbox = Outbox(rig.store, asyncio.Event())
     done: list[str] = []
     async with beside(outbox.run(), "outbox"):
         outbox.put("a", b"1")
         outbox.after(["a"], lambda: done.append("first"))
         await until(lambda: done == ["first"], "the first")
-        await place.end()
+        await rig.end()
         outbox.put("a", b"2")
         outbox.after(["a"], lambda: done.append("second"))
         outbox.put("b", b"1")
@@ -70,18 +70,18 @@ async def test_what_follows_waits_for_the_writing(place: Place) -> None:
         outbox.put("a", b"3")
         await until(lambda: outbox.failing, "a failure")
         assert done == ["first"]
-        await place.begin()
+        await rig.begin()
         await until(lambda: len(done) == 3, "the rest")
         assert set(done) == {"first", "second", "both"}
-        assert (await place.store.get("a", 60.0), await place.store.get("b", 60.0)) == (b"3", b"1")
+        assert (await rig.store.get("a", 60.0), await rig.store.get("b", 60.0)) == (b"3", b"1")
         assert not outbox.failing
 
 
-async def test_nothing_is_written_once_the_lock_is_lost(place: Place) -> None:
+async def test_nothing_is_written_once_the_lock_is_lost(rig: StoreRig) -> None:
     """Whatever waited; and what waits for nothing is not done either."""
     lost = asyncio.Event()
     done: list[str] = []
-    outbox = Outbox(place.store, lost)
+    outbox = Outbox(rig.store, lost)
     outbox.put("a", b"1")
     outbox.after(["a"], lambda: done.append("a"))
     lost.set()
@@ -89,63 +89,63 @@ async def test_nothing_is_written_once_the_lock_is_lost(place: Place) -> None:
         await outbox.run()
     outbox.after(["b"], lambda: done.append("b"))
     assert done == []
-    assert await place.store.get("a", 60.0) is None
+    assert await rig.store.get("a", 60.0) is None
 
 
-async def test_what_the_store_forgot_is_written_again(place: Place) -> None:
+async def test_what_the_store_forgot_is_written_again(rig: StoreRig) -> None:
     """A key that somebody removed, or that an older copy of the store lacks; a key that was removed here stays so."""
-    outbox = Outbox(place.store, asyncio.Event())
+    outbox = Outbox(rig.store, asyncio.Event())
     async with beside(outbox.run(), "outbox"):
         outbox.put("a", b"1")
         outbox.put("b", b"1")
         await until(lambda: not len(outbox), "the writing")
         outbox.put("b", None)
         await until(lambda: not len(outbox), "the removing")
-        await place.store.delete("a", 60.0)
+        await rig.store.delete("a", 60.0)
         outbox.check({})
         await until(lambda: not len(outbox), "the writing anew")
-        assert (await place.store.get("a", 60.0), await place.store.get("b", 60.0)) == (b"1", None)
+        assert (await rig.store.get("a", 60.0), await rig.store.get("b", 60.0)) == (b"1", None)
 
 
-async def test_what_another_wrote_is_written_again_too(place: Place) -> None:
+async def test_what_another_wrote_is_written_again_too(rig: StoreRig) -> None:
     """It is gone on from, and was not written here; what was decided since goes before it."""
-    outbox = Outbox(place.store, asyncio.Event())
+    outbox = Outbox(rig.store, asyncio.Event())
     outbox.put("b", b"2")
     for key in ("a", "b"):
         outbox.stands(key, b"1")
     async with beside(outbox.run(), "outbox"):
         await until(lambda: not len(outbox), "the writing")
-        assert await place.store.get("a", 60.0) is None
+        assert await rig.store.get("a", 60.0) is None
         outbox.check({})
         await until(lambda: not len(outbox), "the writing anew")
-        assert (await place.store.get("a", 60.0), await place.store.get("b", 60.0)) == (b"1", b"2")
+        assert (await rig.store.get("a", 60.0), await rig.store.get("b", 60.0)) == (b"1", b"2")
 
 
-async def test_what_no_store_takes_holds_up_nobody(place: Place) -> None:
+async def test_what_no_store_takes_holds_up_nobody(rig: StoreRig) -> None:
     """A worker may say so much that its verdict is too long for any store."""
-    outbox = Outbox(place.store, asyncio.Event())
+    outbox = Outbox(rig.store, asyncio.Event())
     done: list[str] = []
     outbox.put("a", b"x" * (VALUE_BYTES_MAX + 1))
     outbox.after(["a"], lambda: done.append("a"))
     outbox.put("b", b"1")
     async with beside(outbox.run(), "outbox"):
         await until(lambda: not len(outbox), "the writing")
-    assert (await place.store.get("a", 60.0), await place.store.get("b", 60.0), done) == (None, b"1", [])
+    assert (await rig.store.get("a", 60.0), await rig.store.get("b", 60.0), done) == (None, b"1", [])
 
 
-async def test_nothing_is_written_where_another_writes(place: Place) -> None:
+async def test_nothing_is_written_where_another_writes(rig: StoreRig) -> None:
     """Whatever waits then would undo what that one wrote."""
-    outbox = Outbox(place.store, asyncio.Event())
+    outbox = Outbox(rig.store, asyncio.Event())
     outbox.put("a", b"1")
     outbox.close()
     async with asyncio.timeout(60.0):
         await outbox.run()
-    assert await place.store.get("a", 60.0) is None
+    assert await rig.store.get("a", 60.0) is None
 
 
-async def test_an_act_that_fails_costs_itself(place: Place) -> None:
+async def test_an_act_that_fails_costs_itself(rig: StoreRig) -> None:
     """The next is done, and writing goes on."""
-    outbox = Outbox(place.store, asyncio.Event())
+    outbox = Outbox(rig.store, asyncio.Event())
     done: list[str] = []
 
     def fail() -> None:

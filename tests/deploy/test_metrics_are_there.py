@@ -14,7 +14,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.supervise.records import read_records
-from holdfast.testing.place import fetch
+from holdfast.testing.rig import fetch
 from holdfast.testing.supervised import Supervised
 
 pytestmark = pytest.mark.alone

@@ -82,7 +82,7 @@ def prompt(length: int, number: int = 0) -> list[int]:
 @asynccontextmanager
 async def standing_by(kind: str, vault: Vault, engine_id: int = 0, **given: int) -> AsyncIterator[Rig]:
     """A loaded engine in this process."""
-    rig = Rig(make_engine(kind, settings(kind, **given), vault.place(engine_id)))
+    rig = Rig(make_engine(kind, settings(kind, **given), vault.failover(engine_id)))
     try:
         await rig.load()
         yield rig

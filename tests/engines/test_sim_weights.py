@@ -15,7 +15,7 @@ from holdfast.memory.client.weights import MappedWeights
 from holdfast.memory.devices import HostDevice
 from holdfast.memory.layout import plan
 from holdfast.roles.engines import make_engine
-from holdfast.spec.engines import Place, SimSettings
+from holdfast.spec.engines import FailoverSettings, SimSettings
 from holdfast.spec.launch import WorkerLaunch
 from tests.rigs.engines.sim_engine import FAST, rig
 
@@ -42,8 +42,8 @@ def test_any_changed_byte_is_found(written: tuple[HostDevice, SimWeights, Mapped
     device, weights, mapped = written
     assert weights.verify(mapped) == ""
     rng = random.Random(3)
-    for place in mapped.layout.tensors:
-        at = mapped.addresses()[place.name] + rng.randrange(place.size_bytes)
+    for failover in mapped.layout.tensors:
+        at = mapped.addresses()[failover.name] + rng.randrange(failover.size_bytes)
         was = device.read(at, 1)
         device.write(at, bytes([was[0] ^ 1 << rng.randrange(8)]))
         assert "add up" in weights.verify(mapped)
@@ -65,7 +65,7 @@ def test_every_word_of_the_head_is_read(written: tuple[HostDevice, SimWeights, M
     weights.use(mapped)
     assert all(weights.right() for _ in range(512))
     device.write(mapped.addresses()["head"] + 100 * 8, b"\1\2\3\4\5\6\7\10")
-    assert [place for place in range(512) if not weights.right()] == [100]
+    assert [failover for failover in range(512) if not weights.right()] == [100]
 
 
 def test_the_weights_take_what_the_pool_leaves_and_at_least_a_slab() -> None:
@@ -81,11 +81,11 @@ def launch(**fields: Any) -> WorkerLaunch:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"place": {"standby": "asleep"}}, "standby"),
-        ({"place": {"kv": "disk"}}, "kv"),
-        ({"place": {"wake_s": 0.0}}, "wake_s"),
+        ({"failover": {"standby": "asleep"}}, "standby"),
+        ({"failover": {"kv": "disk"}}, "kv"),
+        ({"failover": {"wake_s": 0.0}}, "wake_s"),
         ({"lock": "flock:/tmp/x"}, "lock"),
-        ({"place": {"vault_socket": "/tmp/x.sock"}}, "vault_socket"),
+        ({"failover": {"vault_socket": "/tmp/x.sock"}}, "vault_socket"),
         ({"sim": {"ranks": 2}}, "ranks"),
         ({"sim": {"ranks": 0}}, "ranks"),
         ({"sim": {"vault_gib": -1.0}}, "vault_gib"),
@@ -94,7 +94,7 @@ def launch(**fields: Any) -> WorkerLaunch:
 )
 def test_a_launch_that_cannot_be_is_refused_by_its_field(fields: dict[str, Any], named: str) -> None:
     """A ValueError says which field."""
-    kinds = {"place": Place, "sim": SimSettings}
+    kinds = {"failover": FailoverSettings, "sim": SimSettings}
 
     def made() -> object:
         given = {name: kinds[name](**value) if name in kinds else value for name, value in fields.items()}
@@ -110,14 +110,16 @@ def test_a_vault_makes_an_engine_that_can_stand_by() -> None:
     assert type(plain.engine) is SimEngine
     with pytest.raises(UserError, match="vault_socket"):
         plain.failover_engine()
-    made = make_engine(launch(place=Place(vault_socket="/tmp/x.sock"), lock="flock:/tmp/x"), random.Random(1))
+    made = make_engine(
+        launch(failover=FailoverSettings(vault_socket="/tmp/x.sock"), lock="flock:/tmp/x"), random.Random(1)
+    )
     assert made.failover_engine() is made.engine
 
 
 def test_those_that_stand_by_for_each_other_share_a_namespace() -> None:
     """What places a worker does not name it; what decides about its answers does."""
-    place = Place(vault_socket="/tmp/x.sock", engine_id=1, standby="unmapped")
-    assert launch(lock="flock:/tmp/x", group="g", place=place).namespace() == launch().namespace()
+    failover = FailoverSettings(vault_socket="/tmp/x.sock", engine_id=1, standby="unmapped")
+    assert launch(lock="flock:/tmp/x", group="g", failover=failover).namespace() == launch().namespace()
     assert launch(sim=SimSettings(vault_gib=1.0)).namespace() != launch().namespace()
 
 

@@ -19,8 +19,8 @@ from holdfast.failover.journal import two_leaders
 from holdfast.supervise.machine import CRASH_LOOP_FAILURES, PAUSE_S_MAX
 from holdfast.testing.answers import Answer
 from holdfast.testing.clients import ask, chat_body, read_answer
-from holdfast.testing.place import EngineSeen
 from holdfast.testing.processes import kill_group
+from holdfast.testing.rig import EngineSeen
 from holdfast.testing.supervised import Supervised
 from holdfast.testing.waiting import in_thread
 

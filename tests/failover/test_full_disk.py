@@ -16,8 +16,8 @@ import pytest
 import uvloop
 
 from holdfast.failover.journal import two_leaders
-from holdfast.testing.place import fetch
 from holdfast.testing.processes import kill_group
+from holdfast.testing.rig import fetch
 from holdfast.testing.supervised import Supervised
 from holdfast.testing.waiting import in_thread
 from tests.rigs.failover.known_answers import answer_to, are_unbroken, streams

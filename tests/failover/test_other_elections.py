@@ -21,7 +21,7 @@ from holdfast.failover.journal import Term, read_terms, two_leaders
 from holdfast.testing.answers import Answer
 from holdfast.testing.clients import Received, read_answer
 from holdfast.testing.deployment import Deployment, etcd_command
-from holdfast.testing.place import free_port
+from holdfast.testing.rig import free_port
 from holdfast.testing.waiting import in_thread
 from tests.rigs.failover.known_answers import answer_to, ask_number
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from holdfast.testing.clients import Stream
-from holdfast.testing.place import EngineSeen
 from holdfast.testing.processes import kill_group
+from holdfast.testing.rig import EngineSeen
 from holdfast.testing.supervised import Supervised
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone, pytest.mark.timeout(400)]

@@ -16,7 +16,7 @@ from holdfast.fleet.records import Book, Orders
 from holdfast.fleet.room import HOST
 from holdfast.fleet.scaling import Scaling
 from tests.rigs.transcripts import must_go_as_written, stories
-from tests.rigs.worlds.fleet_controllers import BOOK, NODES, ORDERS, Keeper, Overtaken, Place, model
+from tests.rigs.worlds.fleet_controllers import BOOK, NODES, ORDERS, ControllersWorld, Keeper, Overtaken, model
 from tests.rigs.worlds.fleet_node import Machine
 
 WRITES_MAX = 50
@@ -30,7 +30,7 @@ class Story:
     """A store, nodes and controllers: each write is a step, and each command is one thing that happens to them."""
 
     def __init__(self) -> None:
-        self.place = Place()
+        self.place = ControllersWorld()
         self.lines: list[str] = []
 
     def play(self, command: str) -> list[str]:
@@ -52,7 +52,7 @@ class Story:
     # -- what there is
 
     def do_begin(self) -> None:
-        self.place = Place()
+        self.place = ControllersWorld()
 
     def do_node(self, name: str, *words: str) -> None:
         said = dict(word.split("=") for word in words)

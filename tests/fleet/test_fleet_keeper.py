@@ -13,12 +13,12 @@ from holdfast.fleet.records import Book, NodeRecord, Orders, Wish
 from holdfast.fleet.room import HOST
 from holdfast.fleet.scaling import Scaling
 from holdfast.health.records import Demand
-from tests.rigs.worlds.fleet_controllers import BOOK, NODES, ORDERS, WISHES, Keeper, Place, model, wish
+from tests.rigs.worlds.fleet_controllers import BOOK, NODES, ORDERS, WISHES, ControllersWorld, Keeper, model, wish
 from tests.rigs.worlds.fleet_node import Machine
 
 
-def place(nodes: int = 1) -> Place:
-    made = Place()
+def place(nodes: int = 1) -> ControllersWorld:
+    made = ControllersWorld()
     for number in range(nodes):
         made.add(Machine(f"n{number}", {"gpu0": 80, HOST: 100}))
     return made

@@ -20,7 +20,7 @@ from holdfast.fleet.hearing import GRACE_S
 from holdfast.fleet.records import Book
 from holdfast.fleet.scaling import Scaling
 from holdfast.fleet.view import View
-from tests.rigs.worlds.fleet_controllers import BOOK, NODES, Keeper, Overtaken, Place
+from tests.rigs.worlds.fleet_controllers import BOOK, NODES, ControllersWorld, Keeper, Overtaken
 from tests.rigs.worlds.fleet_storms import Storm
 
 SEED = int(os.environ.get("HOLDFAST_TEST_SEED", "0")) % 1_000_000
@@ -38,15 +38,15 @@ SCALING = Scaling(high_s=1.0, low_s=10.0, step_up_s=5.0, step_down_s=10.0, idle_
 class Weather(Storm):
     """A world with controllers that write to its store, and what befalls it."""
 
-    world: Place
+    world: ControllersWorld
     machines_max, models_max, devices = 4, 4, (1, 1, 2)
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.deaths = 0
 
-    def begun(self) -> Place:
-        return Place()
+    def begun(self) -> ControllersWorld:
+        return ControllersWorld()
 
     def model(self, key: str) -> Model:
         return structs.replace(super().model(key), nodes=frozenset())

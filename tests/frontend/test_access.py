@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.spec.launch import FrontendLaunch
 from holdfast.testing.deployment import Deployment
-from holdfast.testing.place import free_port
+from holdfast.testing.rig import free_port
 from tests.rigs.frontend.raw_http import Raw, chat, one_more_frontend
 
 CHAT = "/v1/chat/completions"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.testing.deployment import Deployment
-from holdfast.testing.place import free_port
+from holdfast.testing.rig import free_port
 from tests.rigs.frontend.raw_http import Raw, Reply, chat, one_more_frontend
 
 CHAT = "/v1/chat/completions"

@@ -16,7 +16,7 @@ import pytest
 from holdfast.frontend import large_bodies
 from holdfast.frontend.api.errors import ApiError
 from holdfast.testing.deployment import Deployment
-from holdfast.testing.place import free_port
+from holdfast.testing.rig import free_port
 from tests.rigs.frontend.raw_http import WAIT_S, Raw, ask, completion, one_more_frontend, padded
 
 COMPLETIONS = "/v1/completions"

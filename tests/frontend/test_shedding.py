@@ -16,7 +16,7 @@ from holdfast.discovery.keys import LEVELS
 from holdfast.routing.degradation import LevelRecord
 from holdfast.store.opening import open_store
 from holdfast.testing.deployment import Deployment
-from holdfast.testing.place import free_port
+from holdfast.testing.rig import free_port
 from holdfast.wire.net import SocketNetwork
 from tests.rigs.frontend.raw_http import Raw, Reply, chat
 

@@ -19,7 +19,7 @@ from holdfast.store.contract import Snapshot, Store
 from holdfast.store.opening import open_store
 from holdfast.testing.clients import Stream
 from holdfast.testing.deployment import Deployment
-from holdfast.testing.place import free_port
+from holdfast.testing.rig import free_port
 from holdfast.wire.net import SocketNetwork
 from tests.rigs.mid_stream import slow_down, speed_up
 

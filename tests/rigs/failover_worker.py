@@ -19,8 +19,8 @@ from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
 from holdfast.store.contract import Snapshot, Store
 from holdfast.testing.deployment import Deployment
-from holdfast.testing.place import fetch, free_port
 from holdfast.testing.processes import VAULT, vault_processes
+from holdfast.testing.rig import fetch, free_port
 from holdfast.testing.waiting import BOUND_S, until, wait_until
 from holdfast.wire.frames import FrameSplitter, encode
 from holdfast.wire.messages import VERSION, Generate, Hello, Message, Step, decode_to_frontend

@@ -17,7 +17,7 @@ from holdfast.fleet.records import ask, scaled
 from holdfast.testing.processes import freeze
 from holdfast.testing.waiting import in_thread, until
 from tests.rigs.fleet.clients import Crowd
-from tests.rigs.fleet.fleet_place import FleetPlace
+from tests.rigs.fleet.fleet_rig import FleetRig
 from tests.rigs.fleet.watch import Watch
 
 BOUND_S = 120.0  # on a loaded machine
@@ -35,12 +35,12 @@ REFERENCE = (*SIM, "--vault-gib", "0.05", "--memory-gib", "0.08", "--sim-tpot-ms
 def test_controls_die_at_every_step_and_two_decide_at_once() -> None:
     """Each step of a placement: the wish is written, the order is, the replica is being started. And with a rival that
     has another lock. Then half of it is lost with its node, for which there is room elsewhere."""
-    with FleetPlace("--controls", "2", nodes=2) as fleet:
+    with FleetRig("--controls", "2", nodes=2) as fleet:
         fleet.told("deploy", "chat", *CHAT, "--wanted", "0", "--max", "4")
         asyncio.run(_controls(fleet))
 
 
-async def _controls(fleet: FleetPlace) -> None:
+async def _controls(fleet: FleetRig) -> None:
     async with Watch(fleet, 0.5) as watch:
         steps: list[Callable[[int], bool]] = [
             lambda count: True,
@@ -83,7 +83,7 @@ async def _controls(fleet: FleetPlace) -> None:
         assert len(there) == 4
 
 
-def _kill_controls(fleet: FleetPlace) -> None:
+def _kill_controls(fleet: FleetRig) -> None:
     for one in fleet.records().values():
         if one["role"] == "control":
             with contextlib.suppress(ProcessLookupError):  # it is being started again
@@ -105,13 +105,13 @@ def _placed(watch: Watch) -> set[str]:
 @pytest.mark.long
 def test_the_store_an_agent_and_a_node_are_lost() -> None:
     """With a replica on each of three nodes, which have room for no other."""
-    with FleetPlace(nodes=3, devices=1, gib=0.3) as fleet:
+    with FleetRig(nodes=3, devices=1, gib=0.3) as fleet:
         fleet.told("deploy", "chat", *CHAT, "--wanted", "3", "--wait")
         fleet.told("deploy", "reference", *REFERENCE, "--wait")
         asyncio.run(_lost(fleet))
 
 
-async def _lost(fleet: FleetPlace) -> None:
+async def _lost(fleet: FleetRig) -> None:
     crowd = Crowd(fleet.port)
     async with Watch(fleet, 0.3) as watch:
         await watch.until_hot("chat", 3)
@@ -148,7 +148,7 @@ async def _streaming(crowd: Crowd, watch: Watch, tokens: int, deed: Callable[[],
     assert not [one for one in crowd.asked if one.lost or one.wrong]
 
 
-async def _store_away(fleet: FleetPlace) -> None:
+async def _store_away(fleet: FleetRig) -> None:
     pid = fleet.record("store")["pid"]
     freeze(pid)
     await asyncio.sleep(AWAY_S)
@@ -156,7 +156,7 @@ async def _store_away(fleet: FleetPlace) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-async def _agent_killed(fleet: FleetPlace, watch: Watch) -> None:
+async def _agent_killed(fleet: FleetRig, watch: Watch) -> None:
     before = watch.nodes["n2"].pid
     await in_thread(fleet.kill_agent, "n2")
     await in_thread(fleet.join, "n2")

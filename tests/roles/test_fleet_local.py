@@ -11,19 +11,19 @@ import pytest
 
 from holdfast.testing.processes import kill_group
 from holdfast.testing.waiting import wait_until
-from tests.rigs.fleet.fleet_place import FleetPlace
+from tests.rigs.fleet.fleet_rig import FleetRig
 
 SIM = ("--engine", "sim", "--vault-gib", "0.1", "--sim-ttft-ms", "5")
 BOUND_S = 90.0  # on a loaded machine
 
 
 @pytest.fixture
-def fleet() -> Iterator[FleetPlace]:
-    with FleetPlace() as place:
+def fleet() -> Iterator[FleetRig]:
+    with FleetRig() as place:
         yield place
 
 
-def _meanwhile(fleet: FleetPlace, model: str, deed: Callable[[], Any]) -> None:
+def _meanwhile(fleet: FleetRig, model: str, deed: Callable[[], Any]) -> None:
     """Do something while clients ask, and go on after it for a while; every answer must be the one from before."""
     first = {number: fleet.ask(model, number) for number in range(4)}
     is_done = threading.Event()
@@ -46,7 +46,7 @@ def _meanwhile(fleet: FleetPlace, model: str, deed: Callable[[], Any]) -> None:
 
 
 @pytest.mark.long
-def test_a_model_is_deployed_scaled_and_evicted(fleet: FleetPlace) -> None:
+def test_a_model_is_deployed_scaled_and_evicted(fleet: FleetRig) -> None:
     """Every request meanwhile has the answer that it always has; no device is over its lease, and nothing is left."""
     fleet.told("deploy", "chat", *SIM, "--max", "3", "--wait")
     tokens = fleet.ask("chat", 1)
@@ -63,7 +63,7 @@ def test_a_model_is_deployed_scaled_and_evicted(fleet: FleetPlace) -> None:
 
 
 @pytest.mark.long
-def test_whoever_is_killed_nothing_is_lost_or_started_twice(fleet: FleetPlace) -> None:
+def test_whoever_is_killed_nothing_is_lost_or_started_twice(fleet: FleetRig) -> None:
     """Engines, the control and the node's agent: what is wanted comes to be, and who lives is the same process."""
     fleet.told("deploy", "chat", *SIM, "--wanted", "2", "--wait")
 

@@ -9,20 +9,20 @@ import pytest
 
 from holdfast.testing.processes import processes_in
 from holdfast.testing.waiting import wait_until
-from tests.rigs.fleet.fleet_place import FleetPlace
+from tests.rigs.fleet.fleet_rig import FleetRig
 
 SIM = ("--engine", "sim", "--vault-gib", "0.1", "--sim-ttft-ms", "5")
 BOUND_S = 90.0  # on a loaded machine
 
 
 @pytest.fixture
-def fleet() -> Iterator[FleetPlace]:
-    with FleetPlace(nodes=2) as place:
+def fleet() -> Iterator[FleetRig]:
+    with FleetRig(nodes=2) as place:
         yield place
 
 
 @pytest.mark.long
-def test_a_node_joins_and_leaves(fleet: FleetPlace) -> None:
+def test_a_node_joins_and_leaves(fleet: FleetRig) -> None:
     """Replicas are spread over the nodes there are; Ctrl-C ends those of its node and nothing else, and others take
     their place; nobody of that name joins beside it."""
     node = fleet.start("n3", fleet.command("node", "--node", "n3", "--node-devices", "1", "--node-gib", "0.5"))

@@ -12,25 +12,25 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from holdfast.testing.waiting import wait_until
-from tests.rigs.fleet.fleet_place import FleetPlace
+from tests.rigs.fleet.fleet_rig import FleetRig
 
 SIM = ("--engine", "sim", "--vault-gib", "0.1", "--sim-ttft-ms", "5", "--ready-s", "60", "--allow-chaos")
 BOUND_S = 180.0  # on a loaded machine
 
 
 @pytest.fixture
-def fleet() -> Iterator[FleetPlace]:
-    with FleetPlace("--breaker-failures", "1", "--breaker-open-s", "600", devices=3) as place:
+def fleet() -> Iterator[FleetRig]:
+    with FleetRig("--breaker-failures", "1", "--breaker-open-s", "600", devices=3) as place:
         yield place
 
 
-def _of(fleet: FleetPlace, replica: str) -> dict[str, int]:
+def _of(fleet: FleetRig, replica: str) -> dict[str, int]:
     """Return the pids of a replica's processes, by name."""
     mark = f"-{replica.removeprefix('r')}-"
     return {name: one["pid"] for name, one in fleet.processes_of("n1").items() if mark in name}
 
 
-def _break_place(fleet: FleetPlace, replica: str) -> None:
+def _break_place(fleet: FleetRig, replica: str) -> None:
     """End all processes of a replica, and leave its vault no socket to listen on: it crashes again and again."""
     (one,) = [one for one in fleet.model("chat")["replicas"] if one["id"] == replica]
     socket = fleet.folder / "gms" / f"gms_{one['devices'][0]}.sock"
@@ -42,12 +42,12 @@ def _break_place(fleet: FleetPlace, replica: str) -> None:
     wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "it to end", BOUND_S)
 
 
-def _ids(fleet: FleetPlace) -> set[str]:
+def _ids(fleet: FleetRig) -> set[str]:
     return {one["id"] for one in fleet.model("chat")["replicas"]}
 
 
 @pytest.mark.long
-def test_a_replica_that_does_not_serve_leaves_first_and_is_replaced(fleet: FleetPlace) -> None:
+def test_a_replica_that_does_not_serve_leaves_first_and_is_replaced(fleet: FleetRig) -> None:
     """Fewer are wanted: the one whose vault crashes leaves, though it came last. The other one's place breaks, too:
     another replica is started where there is room, and a request that waits is answered as before."""
     fleet.told("deploy", "chat", *SIM, "--wanted", "2", "--wait")
@@ -71,7 +71,7 @@ def test_a_replica_that_does_not_serve_leaves_first_and_is_replaced(fleet: Fleet
 
 
 @pytest.mark.long
-def test_a_replica_that_health_takes_the_traffic_of_is_replaced_and_then_leaves(fleet: FleetPlace) -> None:
+def test_a_replica_that_health_takes_the_traffic_of_is_replaced_and_then_leaves(fleet: FleetRig) -> None:
     """Its streams end without a token, its breaker opens: another is started first, and it drains when that serves."""
     # Without standbys: an engine with one hands over to it when its breaker opens, and the replica is sound again.
     fleet.told("deploy", "chat", *SIM, "--standbys", "0", "--wanted", "2", "--max", "3", "--wait")

@@ -14,7 +14,7 @@ import pytest
 from holdfast.memory.client.calls import VaultStatus, vault_status
 from holdfast.testing.processes import VAULT, vault_processes
 from holdfast.testing.waiting import wait_until
-from tests.rigs.fleet.fleet_place import FleetPlace
+from tests.rigs.fleet.fleet_rig import FleetRig
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -25,23 +25,23 @@ BOUND_S = 90.0  # on a loaded machine
 
 
 @pytest.fixture
-def fleet() -> Iterator[FleetPlace]:
-    with FleetPlace(devices=1, gib=0.3, host_gib=0.3) as place:
+def fleet() -> Iterator[FleetRig]:
+    with FleetRig(devices=1, gib=0.3, host_gib=0.3) as place:
         yield place
 
 
-def socket_of(fleet: FleetPlace, model: str) -> str:
+def socket_of(fleet: FleetRig, model: str) -> str:
     (launch,) = (fleet.folder / "run").glob(f"*-{model}-*-vault.launch")
     found: str = json.loads(launch.read_bytes())["socket_path"]
     return found
 
 
-def said(fleet: FleetPlace, model: str) -> VaultStatus:
+def said(fleet: FleetRig, model: str) -> VaultStatus:
     """By its vault itself."""
     return asyncio.run(vault_status(socket_of(fleet, model)))
 
 
-def until(fleet: FleetPlace, model: str, **wanted: Any) -> None:
+def until(fleet: FleetRig, model: str, **wanted: Any) -> None:
     def met() -> bool:
         seen = fleet.model(model)
         return all(seen[name] == value for name, value in wanted.items())
@@ -49,12 +49,12 @@ def until(fleet: FleetPlace, model: str, **wanted: Any) -> None:
     wait_until(met, f"{model} to be {wanted}", BOUND_S, every_s=0.2)
 
 
-def goes_warm(fleet: FleetPlace, model: str) -> None:
+def goes_warm(fleet: FleetRig, model: str) -> None:
     fleet.told("scale", model, "0")
     until(fleet, model, hot=0, warm=1)
 
 
-def test_two_models_on_memory_for_one_answer_in_turn(fleet: FleetPlace) -> None:
+def test_two_models_on_memory_for_one_answer_in_turn(fleet: FleetRig) -> None:
     """Each is answered as at first, from host memory back on the device; at no time do both vaults have more there
     than there is, by their own count."""
     fleet.told("deploy", "a", *SIM, "--wait")
@@ -72,7 +72,7 @@ def test_two_models_on_memory_for_one_answer_in_turn(fleet: FleetPlace) -> None:
         assert [list(one["leases"]) for one in node["devices"]] == [[f"ModelActor:{asked}:r1"]]
 
 
-def test_one_that_sleeps_outlives_its_engines_and_its_agent_and_not_its_vault(fleet: FleetPlace) -> None:
+def test_one_that_sleeps_outlives_its_engines_and_its_agent_and_not_its_vault(fleet: FleetRig) -> None:
     """The next agent finds it WARM, with the same processes. Engines that start anew wait. With its vault dead its
     weights are gone: it leaves, and never comes to the device by itself."""
     fleet.told("deploy", "a", *SIM, "--wait")
@@ -98,7 +98,7 @@ def test_one_that_sleeps_outlives_its_engines_and_its_agent_and_not_its_vault(fl
     assert fleet.ask("a", 1) == right
 
 
-def test_a_floor_of_warm_is_kept_and_woken(fleet: FleetPlace) -> None:
+def test_a_floor_of_warm_is_kept_and_woken(fleet: FleetRig) -> None:
     """It is loaded by way of the device, moved, and answers once somebody wants it HOT."""
     fleet.told("deploy", "a", *SIM, "--min", "1", "--max", "1", "--wanted", "0", "--floor", "warm")
     until(fleet, "a", hot=0, warm=1)

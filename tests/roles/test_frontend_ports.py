@@ -16,7 +16,7 @@ from holdfast.roles import ports
 from holdfast.roles.ports import await_port
 from holdfast.spec.launch import FrontendLaunch
 from holdfast.supervise.records import Record, write_record
-from holdfast.testing.place import free_port
+from holdfast.testing.rig import free_port
 
 LISTENS = """
 import socket, sys

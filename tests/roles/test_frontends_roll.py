@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from openai import OpenAI
 
-from holdfast.testing.place import WAIT_S
+from holdfast.testing.rig import WAIT_S
 from tests.rigs.roles.kept_manifest import Kept
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(300)]

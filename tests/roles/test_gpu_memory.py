@@ -18,7 +18,7 @@ from holdfast.roles.model_names import named
 from holdfast.roles.rolled import Site
 from holdfast.rollout.machine import Start
 from holdfast.rollout.wishes import revision_of
-from holdfast.spec.engines import GIB, Place, TorchSettings, VllmSettings
+from holdfast.spec.engines import GIB, FailoverSettings, TorchSettings, VllmSettings
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.local import Machine
@@ -113,7 +113,7 @@ def test_a_model_that_is_not_here_yet_is_known_when_it_is(tmp_path: Path) -> Non
 
 def test_what_vllms_pair_needs_is_estimated(tmp_path: Path) -> None:
     """From its directory; of one that is not here, or not whole, nobody knows."""
-    plain = WorkerLaunch(engine="vllm", source=str(tmp_path), place=Place(device=GPU))
+    plain = WorkerLaunch(engine="vllm", source=str(tmp_path), failover=FailoverSettings(device=GPU))
     assert memory_needed(plain) == memory_needed(replace(plain, source="an-org/a-model")) == 0
     shutil.copy(TOKENIZER, tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))

@@ -17,14 +17,14 @@ from holdfast.spec.launch import FrontendLaunch, Launch, role_of
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.local import Machine
 from holdfast.spec.manifest.whole import whole
-from holdfast.testing.place import END_S, Place, fetch, free_port
+from holdfast.testing.rig import END_S, DeploymentRig, fetch, free_port
 
 pytestmark = pytest.mark.processes
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FIRST = ("store", "vault")  # as a supervisor starts them, before the others
 
 
-class Manifests(Place):
+class Manifests(DeploymentRig):
     """Every process of some manifests, which share a store; no control, which nobody waits for."""
 
     def __init__(self, *texts: str) -> None:
@@ -66,17 +66,17 @@ class Manifests(Place):
 
 def test_a_failover_pair_of_a_manifest_takes_over() -> None:
     """Its active engine is killed in mid-answer, and the one beside it in the pod goes on."""
-    with Manifests((EXAMPLES / "failover.yaml").read_text()) as place:
-        (port,) = place.ports
-        place.wait_until(lambda: len(place.health(port)["workers"]) == 2, "both engines to be known")
-        active = next(one["name"] for one in place.health(port)["workers"] if one["active"])
-        assert place.models(port) == ["holdfast-sim"]
-        place.port = port
-        stream = place.stream(max_tokens=60, model="holdfast-sim").wait_tokens(5)
-        place.processes[active].send_signal(signal.SIGKILL)
+    with Manifests((EXAMPLES / "failover.yaml").read_text()) as rig:
+        (port,) = rig.ports
+        rig.wait_until(lambda: len(rig.health(port)["workers"]) == 2, "both engines to be known")
+        active = next(one["name"] for one in rig.health(port)["workers"] if one["active"])
+        assert rig.models(port) == ["holdfast-sim"]
+        rig.port = port
+        stream = rig.stream(max_tokens=60, model="holdfast-sim").wait_tokens(5)
+        rig.processes[active].send_signal(signal.SIGKILL)
         answer = stream.answer()
         assert (answer.wrong, answer.resumed, answer.exact) == ("", 1, True)
-        assert [one["name"] for one in place.health(port)["workers"] if one["active"]] != [active]
+        assert [one["name"] for one in rig.health(port)["workers"] if one["active"]] != [active]
 
 
 def test_deployments_with_the_same_components_are_apart() -> None:
@@ -84,20 +84,20 @@ def test_deployments_with_the_same_components_are_apart() -> None:
     own models only, and the end of one is nothing to the other."""
     text = (EXAMPLES / "two-models.yaml").read_text().replace("replicas: 2", "replicas: 1")
     other = text.replace("name: two-models", "name: two-models-more").replace("modelName: ", "modelName: other-")
-    with Manifests(text, other) as place:
-        first, second = place.ports
-        for port in place.ports:
-            place.wait_until(lambda port=port: len(place.models(port)) == 2, "both models")
-        assert place.models(first) == ["large", "small"]
-        assert place.models(second) == ["other-large", "other-small"]
-        assert place.ask(first, "small")[0] == place.ask(second, "other-large")[0] == 200
-        assert place.ask(first, "other-small")[0] == place.ask(second, "large")[0] == 404
-        for name, process in place.processes.items():
+    with Manifests(text, other) as rig:
+        first, second = rig.ports
+        for port in rig.ports:
+            rig.wait_until(lambda port=port: len(rig.models(port)) == 2, "both models")
+        assert rig.models(first) == ["large", "small"]
+        assert rig.models(second) == ["other-large", "other-small"]
+        assert rig.ask(first, "small")[0] == rig.ask(second, "other-large")[0] == 200
+        assert rig.ask(first, "other-small")[0] == rig.ask(second, "large")[0] == 404
+        for name, process in rig.processes.items():
             if name.startswith("two-models-more-"):
                 process.terminate()
                 process.wait(END_S)
-        assert place.ask(first, "large")[0] == 200
-        assert place.models(first) == ["large", "small"]
+        assert rig.ask(first, "large")[0] == 200
+        assert rig.models(first) == ["large", "small"]
 
 
 ONLY = """
@@ -125,17 +125,17 @@ def test_a_frontend_serves_the_deployments_that_its_own_shares() -> None:
     names = ("chat", "code", "chat-more")
     with_door = "  services:\n    Frontend: {componentType: frontend}"
     lone = ONLY.replace("NAME", "chat-more").replace("  services:", with_door)
-    with Manifests(DOOR, lone, *(ONLY.replace("NAME", name) for name in names[:2])) as place:
-        door, own = place.ports[:2]
-        place.wait_until(lambda: len(place.models(door)) == 2, "both models")
-        assert (place.models(door), place.models(own)) == (["of-chat", "of-code"], ["of-chat-more"])
-        assert [place.ask(door, f"of-{name}")[0] for name in names] == [200, 200, 404]
-        assert [place.ask(own, f"of-{name}")[0] for name in names] == [404, 404, 200]
-        for name, process in place.processes.items():
+    with Manifests(DOOR, lone, *(ONLY.replace("NAME", name) for name in names[:2])) as rig:
+        door, own = rig.ports[:2]
+        rig.wait_until(lambda: len(rig.models(door)) == 2, "both models")
+        assert (rig.models(door), rig.models(own)) == (["of-chat", "of-code"], ["of-chat-more"])
+        assert [rig.ask(door, f"of-{name}")[0] for name in names] == [200, 200, 404]
+        assert [rig.ask(own, f"of-{name}")[0] for name in names] == [404, 404, 200]
+        for name, process in rig.processes.items():
             if name.startswith("chat-worker-"):
                 process.terminate()
                 process.wait(END_S)
-        assert place.ask(door, "of-code")[0] == 200
+        assert rig.ask(door, "of-code")[0] == 200
 
 
 def test_two_frontends_of_one_manifest_share_its_port() -> None:

@@ -21,17 +21,17 @@ from holdfast.roles.ray import cluster, watcher
 from holdfast.roles.ray.clearing import Left, left_in, take_away
 from holdfast.roles.ray.model_actor import record_name, replica_of
 from holdfast.spec.launch import RayLaunch
-from holdfast.testing.place import Place
+from holdfast.testing.rig import DeploymentRig
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed here")
 def test_without_ray_nothing_is_started() -> None:
     """Whoever asks for Ray where it is not installed is told how to install it, before anything runs."""
-    with Place() as place:
-        said = place.run("up", "--backend", "ray")
+    with DeploymentRig() as rig:
+        said = rig.run("up", "--backend", "ray")
         assert said.returncode == 1
         assert "pip install 'holdfast-llm[ray]'" in said.stderr
-        assert not place.pids()
+        assert not rig.pids()
 
 
 def test_an_older_ray_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from holdfast.core.errors import UserError
-from holdfast.spec.deployment import DeploymentSpec, Seat, seats
-from holdfast.spec.engines import Place, TorchSettings
+from holdfast.spec.deployment import DeploymentSpec, DeviceSlot, device_slots
+from holdfast.spec.engines import FailoverSettings, TorchSettings
 from holdfast.spec.jobs import STOP_ORDER, Job
 from holdfast.spec.launch import ControlLaunch, FrontendLaunch, StoreLaunch, VaultLaunch, WorkerLaunch
 from holdfast.spec.plan import plan
@@ -48,7 +48,7 @@ def planned(options: DeploymentSpec) -> tuple[list[VaultLaunch], list[WorkerLaun
 )
 def test_devices_go_round(gpus: tuple[str, ...], pairs: int, ranks: int, expected: list[list[str]]) -> None:
     """Pairs take devices in turn, rank by rank; host memory never runs out; no two vaults have one socket."""
-    taken = seats(gpus, pairs, ranks)
+    taken = device_slots(gpus, pairs, ranks)
     assert [[seat.device for seat in pair] for pair in taken] == expected
     sockets = [seat.socket_name for pair in taken for seat in pair]
     assert len(set(sockets)) == len(sockets)
@@ -56,7 +56,7 @@ def test_devices_go_round(gpus: tuple[str, ...], pairs: int, ranks: int, expecte
 
 def test_a_second_vault_on_a_gpu_has_a_name_of_its_own() -> None:
     """The first goes by the device's own socket, where others look for it."""
-    assert seats(("a",), 2, 1) == [[Seat("a", "a")], [Seat("a", "a.2")]]
+    assert device_slots(("a",), 2, 1) == [[DeviceSlot("a", "a")], [DeviceSlot("a", "a.2")]]
 
 
 def test_ranks_have_a_vault_each() -> None:
@@ -69,8 +69,8 @@ def test_ranks_have_a_vault_each() -> None:
     assert [engine.name for engine in engines] == ["worker-1a", "worker-1b", "worker-2a", "worker-2b"]
     for place, engine in enumerate(engines):
         first, second = vaults[place // 2 * 2 : place // 2 * 2 + 2]
-        assert (engine.place.vault_socket, engine.place.device) == (first.socket_path, first.device)
-        assert engine.place.more_vaults == ((second.socket_path, second.device),)
+        assert (engine.failover.vault_socket, engine.failover.device) == (first.socket_path, first.device)
+        assert engine.failover.more_vaults == ((second.socket_path, second.device),)
         assert (engine.torch.ranks, engine.standbys, engine.device_pairs) == (2, 1, 1)
 
 
@@ -83,11 +83,11 @@ def test_ranks_on_a_cpu_have_numbers_of_their_own() -> None:
         ("vault-2", "host-3"),
         ("vault-2-r2", "host-4"),
     ]
-    assert engines[-1].place.device == "host-3"
-    assert engines[-1].place.more_vaults == ((f"{STATE}/gms/gms_host-4.sock", "host-4"),)
+    assert engines[-1].failover.device == "host-3"
+    assert engines[-1].failover.more_vaults == ((f"{STATE}/gms/gms_host-4.sock", "host-4"),)
     vaults, engines = planned(wishes(workers=2))
     assert [(vault.name, vault.device) for vault in vaults] == [("vault-1", "host-1"), ("vault-2", "host-2")]
-    assert {engine.place.more_vaults for engine in engines} == {()}
+    assert {engine.failover.more_vaults for engine in engines} == {()}
 
 
 def test_pairs_share_a_gpu_only_with_a_said_pool() -> None:
@@ -96,7 +96,7 @@ def test_pairs_share_a_gpu_only_with_a_said_pool() -> None:
         planned(wishes(GPUS[:1], workers=2))
     vaults, engines = planned(wishes(GPUS[:1], workers=2, kv_gib=10))
     assert [vault.socket_path for vault in vaults] == [f"{STATE}/gms/gms_{GPUS[0]}{end}.sock" for end in ("", ".2")]
-    assert {engine.place.device for engine in engines} == {GPUS[0]}
+    assert {engine.failover.device for engine in engines} == {GPUS[0]}
     assert {engine.device_pairs for engine in engines} == {2}
     assert len(planned(wishes(GPUS[:2], workers=2))[0]) == 2
 
@@ -149,7 +149,7 @@ def test_the_longest_names_fit_the_longest_state_directory() -> None:
     )
     for launch in plan(folder, options):
         paths = [getattr(launch, name, "") for name in ("address", "beat_address", "socket_path")]
-        paths.append(getattr(launch, "place", Place()).vault_socket)
+        paths.append(getattr(launch, "failover", FailoverSettings()).vault_socket)
         paths.append(f"{folder}/run/{launch.name}.chaos")
         assert max(len(path.removeprefix("unix://").encode()) for path in paths) <= 107
 
@@ -175,17 +175,17 @@ def test_the_plan_is_steady() -> None:
 def test_a_pair_shares_memory_lock_and_group() -> None:
     """The engines of one worker differ in name, place and sockets alone; two workers share nothing."""
     options = DeploymentSpec(
-        "local", workers=2, standbys=2, worker=WorkerLaunch(place=Place(standby="unmapped", kv="direct"))
+        "local", workers=2, standbys=2, worker=WorkerLaunch(failover=FailoverSettings(standby="unmapped", kv="direct"))
     )
     launches = plan(STATE, options)
     vaults = [launch for launch in launches if isinstance(launch, VaultLaunch)]
     engines = [launch for launch in launches if isinstance(launch, WorkerLaunch)]
     assert [launch.name for launch in engines] == [f"worker-{place}{letter}" for place in (1, 2) for letter in "abc"]
-    assert [engine.place.engine_id for engine in engines] == [0, 1, 2, 0, 1, 2]
+    assert [engine.failover.engine_id for engine in engines] == [0, 1, 2, 0, 1, 2]
     assert [(vault.name, vault.device) for vault in vaults] == [("vault-1", "host-1"), ("vault-2", "host-2")]
     for place, vault in enumerate(vaults, 1):
         own = engines[3 * (place - 1) : 3 * place]
-        shared = {(e.group, e.lock, p.device, p.vault_socket, p.standby, p.kv) for e in own for p in [e.place]}
+        shared = {(e.group, e.lock, p.device, p.vault_socket, p.standby, p.kv) for e in own for p in [e.failover]}
         lock = f"flock://{STATE}/run/worker-{place}.lock"
         assert shared == {(f"worker-{place}", lock, vault.device, vault.socket_path, "unmapped", "direct")}
         assert len({e.address for e in own} | {e.beat_address for e in own}) == 6
@@ -197,7 +197,7 @@ def test_without_standbys_there_are_plain_workers() -> None:
     launches = plan(STATE, DeploymentSpec("local", workers=2, standbys=0, worker=SIM))
     assert [launch.name for launch in launches] == ["store", "worker-1", "worker-2", "frontend", "control"]
     workers = [launch for launch in launches if isinstance(launch, WorkerLaunch)]
-    assert {(w.lock, w.group, w.place.vault_socket) for w in workers} == {("", "", "")}
+    assert {(w.lock, w.group, w.failover.vault_socket) for w in workers} == {("", "", "")}
 
 
 def test_who_is_watched() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.core.errors import UserError
 from holdfast.spec.deployment import DeploymentSpec
-from holdfast.spec.engines import ENGINES, Place, SimSettings, refuse_idle
+from holdfast.spec.engines import ENGINES, FailoverSettings, SimSettings, refuse_idle
 from holdfast.spec.health import SpareSettings
 from holdfast.spec.launch import ControlLaunch, FrontendLaunch, WorkerLaunch
 from holdfast.spec.settings import Setting, all_settings, filled
@@ -39,8 +39,8 @@ def test_flags_are_one_setting_each() -> None:
 @pytest.mark.parametrize(
     ("kind", "field", "value", "words"),
     [
-        (Place, "wake_s", 0.0, "wake_s must be over 0, got 0"),
-        (Place, "standby", "asleep", "standby must be one of mapped, unmapped, got 'asleep'"),
+        (FailoverSettings, "wake_s", 0.0, "wake_s must be over 0, got 0"),
+        (FailoverSettings, "standby", "asleep", "standby must be one of mapped, unmapped, got 'asleep'"),
         (SimSettings, "jitter", 1.5, "jitter must be 0 to 0.99, got 1.5"),
         (SimSettings, "queue", -1, "queue must be 0 or more, got -1"),
         (SpareSettings, "spares", "51%", "spares must be a number, or a share up to 50%, got '51%'"),

@@ -20,7 +20,7 @@ from holdfast.rollout.replica import Seen, Stage, Want
 from holdfast.rollout.revision import Part, Revision
 from holdfast.rollout.seeing import UNCHECKED
 from holdfast.rollout.wishes import revision_of
-from holdfast.spec.deployment import Seat
+from holdfast.spec.deployment import DeviceSlot
 from holdfast.spec.jobs import Job
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.local import Machine
@@ -50,7 +50,7 @@ def starts(manifest: Manifest) -> Iterator[Start]:
 
 def on(*sockets: str) -> list[Taken]:
     """Somebody on each, by the names of their sockets."""
-    return [Taken("somebody", Seat(name.partition(".")[0], name)) for name in sockets]
+    return [Taken("somebody", DeviceSlot(name.partition(".")[0], name)) for name in sockets]
 
 
 def sockets_of(jobs: Iterable[Job]) -> list[str]:

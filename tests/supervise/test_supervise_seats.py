@@ -10,7 +10,7 @@ import pytest
 from holdfast.core.errors import Refused
 from holdfast.rollout.machine import Start
 from holdfast.rollout.wishes import revision_of
-from holdfast.spec.deployment import Seat
+from holdfast.spec.deployment import DeviceSlot
 from holdfast.spec.jobs import Job
 from holdfast.spec.launch import VaultLaunch
 from holdfast.spec.manifest.checking import check
@@ -94,7 +94,7 @@ def test_one_beside_another_takes_its_memory_and_then_its_place(failover: bool) 
     first = bench.there
     second = jobs_of(bench.start(2, beside="Worker-1"), bench.sets, bench.ground, bench.taken, ["host-1"])
     seats = [one.seat for one in taken_by([*first, *second])]
-    assert seats == [Seat("host-1", "host-1"), Seat("host-1", "host-1.2" if failover else "host-1")]
+    assert seats == [DeviceSlot("host-1", "host-1"), DeviceSlot("host-1", "host-1.2" if failover else "host-1")]
     bench.there = [*first, *second]
     assert (bench.roomy(), bench.room()) == (set(), {"Worker": 0})
     bench.there = second
@@ -107,7 +107,7 @@ def test_a_vault_is_promised_what_its_set_needs() -> None:
     bench = Bench(128, failover=True)
     (vault,) = [job for job in bench.there if job.role == "vault"]
     assert msgspec.json.decode(vault.settings, type=VaultLaunch).budget_bytes == 64 * MIB
-    unbound = Taken("p", Seat("host-1", "host-1"), 0)
+    unbound = Taken("p", DeviceSlot("host-1", "host-1"), 0)
     assert not Devices(("host-1",), 1, {"host-1": 512 * MIB}).fits(["host-1"], 1, [unbound])
     assert not Devices(("host-1",), 1, {}).fits(["host-1"], 1, [])
     assert not Devices(("host-1",), 1, {"host-1": 9}).fits(["host-1"], 0, []), "nobody knows what it needs"

@@ -97,7 +97,7 @@ class Client(ClientConnection):
         return cast(Echo, await self.ask(number, Call(number, held)))
 
 
-class Place:
+class ServerRig:
     def __init__(self, address: UnixAddress) -> None:
         self.address = address
         self.network = SocketNetwork()
@@ -120,16 +120,16 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(UnixAddress(f"{tmp_path}/echo.sock"))
+def rig(tmp_path: Path) -> ServerRig:
+    return ServerRig(UnixAddress(f"{tmp_path}/echo.sock"))
 
 
-async def refusal(place: Place, *sent: bytes) -> Refused:
+async def refusal(rig: ServerRig, *sent: bytes) -> Refused:
     """Return what a peer that sends these bytes is refused with; the connection closes after it."""
     loop, splitter = asyncio.get_running_loop(), FrameSplitter()
     with socket.socket(socket.AF_UNIX) as sock:
         sock.setblocking(False)
-        await loop.sock_connect(sock, place.address.path)
+        await loop.sock_connect(sock, rig.address.path)
         await loop.sock_sendall(sock, b"".join(sent))
         payloads: list[bytes] = []
         async with asyncio.timeout(BOUND_S):
@@ -149,17 +149,17 @@ def test_the_newest_version_of_both_ranges_is_agreed_on(first: int, last: int, a
     assert SERVED.agree(Hello(first, last)) == agreed
 
 
-async def test_hello_agrees_on_a_version_and_on_features(place: Place) -> None:
+async def test_hello_agrees_on_a_version_and_on_features(rig: ServerRig) -> None:
     """After the hello both sides know version and common features."""
-    async with place.serving():
-        client = await place.client()
+    async with rig.serving():
+        client = await rig.client()
         assert await client.greet(Versions(1, 3, ("sound", "smell"))) == Welcome(3, ("sound",))
 
 
-async def test_a_client_of_another_version_is_told_which_are_spoken(place: Place) -> None:
+async def test_a_client_of_another_version_is_told_which_are_spoken(rig: ServerRig) -> None:
     """A refusal names the versions that the server speaks."""
-    async with place.serving():
-        client = await place.client()
+    async with rig.serving():
+        client = await rig.client()
         with pytest.raises(
             ConnectionEnded, match="speaks version 5, this server speaks versions 2 to 4; upgrade"
         ) as ended:
@@ -174,26 +174,26 @@ async def test_a_client_of_another_version_is_told_which_are_spoken(place: Place
     [frame(b"x" * (MESSAGE_BYTES_MAX + 1)), frame(b"\xff garbage"), b"GET / HTTP/1.1\r\n\r\n", encode(Echo(1))],
     ids=["too large", "garbage", "http", "other side's message"],
 )
-async def test_what_cannot_be_read_is_refused_with_its_cause(place: Place, sent: bytes) -> None:
+async def test_what_cannot_be_read_is_refused_with_its_cause(rig: ServerRig, sent: bytes) -> None:
     """Garbage is refused with the reason, and the server goes on."""
-    async with place.serving():
-        answer = await refusal(place, encode(Hello(2)), sent)
+    async with rig.serving():
+        answer = await refusal(rig, encode(Hello(2)), sent)
         assert answer.code == kit.MALFORMED
         assert answer.reason
-        assert place.sessions[0].ends == [True], "told once"
-        await (await place.client()).greet()
+        assert rig.sessions[0].ends == [True], "told once"
+        await (await rig.client()).greet()
 
 
-async def test_a_peer_without_a_hello_is_refused(place: Place) -> None:
+async def test_a_peer_without_a_hello_is_refused(rig: ServerRig) -> None:
     """A peer that sends something else first is refused."""
-    async with place.serving(hello_timeout_s=0.05):
-        assert (await refusal(place)).code == kit.NO_HELLO
+    async with rig.serving(hello_timeout_s=0.05):
+        assert (await refusal(rig)).code == kit.NO_HELLO
 
 
-async def test_calls_are_answered_by_number_and_a_cancelled_one_disturbs_none(place: Place) -> None:
+async def test_calls_are_answered_by_number_and_a_cancelled_one_disturbs_none(rig: ServerRig) -> None:
     """Each call gets its own answer; a cancelled one disturbs no other."""
-    async with place.serving():
-        client = await place.client()
+    async with rig.serving():
+        client = await rig.client()
         await client.greet()
         held = asyncio.create_task(client.call(held=True))
         await asyncio.sleep(0)  # it is sent
@@ -201,40 +201,40 @@ async def test_calls_are_answered_by_number_and_a_cancelled_one_disturbs_none(pl
             assert (await client.call()).number == 2
             held.cancel()
             await asyncio.wait([held])
-            place.sessions[0].send(Echo(1))  # the late answer
+            rig.sessions[0].send(Echo(1))  # the late answer
             assert [(await client.call()).number for _ in range(2)] == [3, 4]
 
 
-async def test_the_servers_end_fails_what_waits(place: Place) -> None:
+async def test_the_servers_end_fails_what_waits(rig: ServerRig) -> None:
     """Calls that wait fail when the server ends."""
-    async with place.serving():
-        client = await place.client()
+    async with rig.serving():
+        client = await rig.client()
         await client.greet()
         held = [asyncio.create_task(client.call(held=True)) for _ in range(3)]
         told: list[Any] = []
         client.expect("by callback", told.append)
         await client.call()
-        place.sessions[0].close()
+        rig.sessions[0].close()
         done, _ = await asyncio.wait(held, timeout=BOUND_S)
         assert [type(task.exception()) for task in done] == [ConnectionEnded] * 3
         assert client.closed.is_set()
         assert told == [None]
 
 
-async def test_a_server_that_speaks_something_else_is_left(place: Place) -> None:
+async def test_a_server_that_speaks_something_else_is_left(rig: ServerRig) -> None:
     """A client leaves a server that answers with garbage."""
-    async with place.serving():
-        client = await place.client()
+    async with rig.serving():
+        client = await rig.client()
         await client.greet()
-        place.sessions[0].transport.write(frame(b"\xff garbage"))
+        rig.sessions[0].transport.write(frame(b"\xff garbage"))
         with pytest.raises(ConnectionEnded, match="the echo server sent what is not our protocol"):
             await client.call(held=True)
 
 
-async def test_a_silent_server_is_told_of_once_and_stays_connected(place: Place) -> None:
+async def test_a_silent_server_is_told_of_once_and_stays_connected(rig: ServerRig) -> None:
     """Silence is reported once; the connection stays."""
-    async with place.serving():
-        client = await place.client()
+    async with rig.serving():
+        client = await rig.client()
         await client.greet()
         silent = asyncio.Event()
         told: list[int] = []
@@ -259,7 +259,7 @@ async def test_a_silent_server_is_told_of_once_and_stays_connected(place: Place)
             await watching
 
 
-async def test_reconnects_until_the_server_is_back(place: Place) -> None:
+async def test_reconnects_until_the_server_is_back(rig: ServerRig) -> None:
     """A client connects again, with backoff, until the server is back."""
     failures: list[Exception] = []
     backs = asyncio.Event()
@@ -270,12 +270,12 @@ async def test_reconnects_until_the_server_is_back(place: Place) -> None:
             backs.set()
 
     async def session() -> bool:
-        await (await place.client()).greet()
+        await (await rig.client()).greet()
         return True
 
     seeking = asyncio.create_task(kit.reconnect(session, Backoff(random.Random(1), 0.001, 0.01), failed))
     async with asyncio.timeout(BOUND_S):
         await backs.wait()
-        async with place.serving():
+        async with rig.serving():
             await seeking
     assert all(isinstance(error, OSError) for error in failures)

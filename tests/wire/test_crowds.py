@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.core.limits import raise_descriptor_limit
 from holdfast.testing.deployment import Deployment
-from holdfast.testing.place import free_port
+from holdfast.testing.rig import free_port
 from holdfast.testing.waiting import BOUND_S
 from holdfast.wire.messages import Welcome
 from tests.rigs.wire_peer import HELLO, Peer

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.testing.deployment import Deployment
-from holdfast.testing.place import free_port
+from holdfast.testing.rig import free_port
 
 ESTABLISHED = "01"
 KEEPALIVE = "02"  # of /proc/net/tcp: a timer that is none of retransmission, TIME_WAIT or window probe

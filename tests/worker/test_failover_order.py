@@ -26,7 +26,7 @@ from holdfast.failover.file_lock import FileLock
 from holdfast.failover.journal import read_terms
 from holdfast.failover.lifecycle import State
 from holdfast.roles.engines import make_engine
-from holdfast.spec.engines import Place, SimSettings
+from holdfast.spec.engines import FailoverSettings, SimSettings
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.store.contract import Deleted, Put, Snapshot
 from holdfast.store.opening import open_store
@@ -68,7 +68,7 @@ class Rig:
             name="w",
             deployment="test",
             sim=SIM,
-            place=Place(vault_socket=stage.socket),
+            failover=FailoverSettings(vault_socket=stage.socket),
             lock=str(stage.lock),
             group="pair",
             address=f"unix://{self.data}",

@@ -17,7 +17,7 @@ import pytest
 from holdfast.core.errors import UserError
 from holdfast.memory.writer_lock import WriterLock
 from holdfast.spec.deployment import DeploymentSpec
-from holdfast.spec.engines import Place
+from holdfast.spec.engines import FailoverSettings
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.spec.plan import plan
 from holdfast.spec.settings import filled
@@ -104,11 +104,11 @@ def test_asked_to_stop_while_a_wake_loads(stage: Stage) -> None:
 
 def test_a_wake_needs_time() -> None:
     """`holdfast up --wake-s` reaches every engine, and none at all is refused by its flag."""
-    options = DeploymentSpec("local", worker=WorkerLaunch(place=Place(wake_s=7.5)))
+    options = DeploymentSpec("local", worker=WorkerLaunch(failover=FailoverSettings(wake_s=7.5)))
     engines = [launch for launch in plan(Path("/tmp/hf"), options) if isinstance(launch, WorkerLaunch)]
-    assert [engine.place.wake_s for engine in engines] == [7.5, 7.5]
+    assert [engine.failover.wake_s for engine in engines] == [7.5, 7.5]
     with pytest.raises(UserError, match="--wake-s must be over 0, got 0"):
-        filled(options, {("worker", "place", "wake_s"): 0.0})
+        filled(options, {("worker", "failover", "wake_s"): 0.0})
 
 
 # -- leaving early

@@ -19,8 +19,8 @@ from holdfast.failover.journal import Term, two_leaders
 from holdfast.supervise.incidents import read_incidents
 from holdfast.testing.answers import Answer
 from holdfast.testing.load import Load, compare, hit_in_the_middle, run_streams
-from holdfast.testing.place import EngineSeen
 from holdfast.testing.processes import children_of, kill_group
+from holdfast.testing.rig import EngineSeen
 from holdfast.testing.supervised import Supervised
 from holdfast.testing.waiting import in_thread
 from tests.rigs.failover_worker import ask

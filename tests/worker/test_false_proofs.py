@@ -11,8 +11,8 @@ import uvloop
 
 from holdfast.failover.journal import two_leaders
 from holdfast.testing.load import Load, hit_in_the_middle, run_streams
-from holdfast.testing.place import EngineSeen
 from holdfast.testing.processes import kill_group
+from holdfast.testing.rig import EngineSeen
 from holdfast.testing.supervised import Supervised
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes, pytest.mark.timeout(300)]

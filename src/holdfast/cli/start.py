@@ -179,7 +179,7 @@ class WorkerCommand(CommandOptions, frozen=True):
         from holdfast.roles.small_files import canary_text, template_path
 
         launch = _unless_empty(self.launch, self.of(env).launch, "store", "address", "status_address", "lock")
-        launch = _seated(launch, env)
+        launch = _with_failover(launch, env)
         source, model = named(launch.engine, launch.source, launch.model)
         return run_foreground(
             replace(
@@ -272,18 +272,20 @@ def run_foreground(launch: Launch) -> int:
     return run(launch)
 
 
-def _seated(launch: WorkerLaunch, env: Environment) -> WorkerLaunch:
-    """Return the launch with its name, group and place; values that were not given are derived from the lock."""
+def _with_failover(launch: WorkerLaunch, env: Environment) -> WorkerLaunch:
+    """Return the launch with name, group and failover settings; what was not given is derived from the lock."""
     from holdfast.memory.devices import device_name
 
-    name, group, place = launch.name, launch.group, launch.place
-    place = replace(place, device=device_name(place.device))
+    name, group, failover = launch.name, launch.group, launch.failover
+    failover = replace(failover, device=device_name(failover.device))
     if launch.lock:
         group = group or group_of(launch.lock, socket.gethostname())
-        name = name or f"{group}-{place.engine_id}"
-        place = replace(place, vault_socket=place.vault_socket or socket_path(env.gms_socket_dir, place.device))
+        name = name or f"{group}-{failover.engine_id}"
+        failover = replace(
+            failover, vault_socket=failover.vault_socket or socket_path(env.gms_socket_dir, failover.device)
+        )
     name = own_name(env.state_dir, "worker", name)
-    return replace(launch, name=name, group=group, place=place, standbys=1 if launch.lock else 0)
+    return replace(launch, name=name, group=group, failover=failover, standbys=1 if launch.lock else 0)
 
 
 def beside(address: str, state_dir: Path, name: str) -> str:

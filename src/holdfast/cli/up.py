@@ -30,7 +30,7 @@ from holdfast.roles.model_names import NOTES, is_made
 from holdfast.roles.planned import Planned
 from holdfast.roles.running import log_dir
 from holdfast.roles.starting import Doing, Start, follow
-from holdfast.spec.deployment import DeploymentSpec, pairs_on, seats
+from holdfast.spec.deployment import DeploymentSpec, device_slots, pairs_on
 from holdfast.spec.launch import Launch, RecordedLaunch, StoredLaunch
 from holdfast.spec.plan import plan
 from holdfast.supervise.lock import Holder, holder, sign
@@ -222,9 +222,9 @@ def _prepare_vllm(spec: DeploymentSpec, free_bytes: int | None) -> DeploymentSpe
     worker = structs.replace(spec.worker, standbys=spec.standbys)
     where = {"workers": spec.workers}
     if gpus := spec.gpus:
-        worker = structs.replace(worker, place=structs.replace(worker.place, device=gpus[0]))
+        worker = structs.replace(worker, failover=structs.replace(worker.failover, device=gpus[0]))
         # GPUs are assigned round-robin, so no GPU has more workers than the first.
-        pairs = pairs_on(seats(gpus, spec.workers, spec.ranks))
+        pairs = pairs_on(device_slots(gpus, spec.workers, spec.ranks))
         free_bytes, where = None, {"workers": pairs, "gpu_bytes": sizes_of(gpus)[0]}
     with works() as tell:
         looked_at, plan = examine_vllm(

@@ -42,7 +42,7 @@ SAMPLE_S = 0.5
 WINDOW_S = 1.0
 # Beats come each second at least; after a longer pause the window starts again.
 PAUSE_MAX_S = 3.0
-# How long a standby counts as waking: the longest takeover (`Place.wake_s`).
+# How long a standby counts as waking: the longest takeover (`FailoverSettings.wake_s`).
 WAKE_S = 12.0
 # After this time with fewer workers than planned, their number becomes the plan: longer than a host takes to restart.
 PLAN_S = 600.0

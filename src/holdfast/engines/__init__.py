@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from holdfast.engines.paged.scheduler import SchedulerSettings
     from holdfast.engines.paged.sequences import StepPlan
     from holdfast.kv.geometry import Geometry
-    from holdfast.spec.engines import Place
+    from holdfast.spec.engines import FailoverSettings
 
 __all__ = [
     "BytesPlan",
@@ -28,11 +28,11 @@ __all__ = [
     "Engine",
     "EngineEvents",
     "FailoverEngine",
+    "FailoverSettings",
     "Geometry",
     "HostedEngine",
     "Limits",
     "PagedEngine",
-    "Place",
     "Progress",
     "SchedulerSettings",
     "StepPlan",
@@ -48,7 +48,7 @@ _PLACES = {
     "engines.host.engine": ("HostedEngine", "VaultEngine"),
     "engines.host.loading": ("BytesPlan", "WeightsPlan"),
     "engines.host.paged": ("PagedEngine",),
-    "spec.engines": ("Place",),
+    "spec.engines": ("FailoverSettings",),
     "engines.host.proving": ("Canary",),
     "kv.geometry": ("Geometry",),
 }

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from holdfast.core.errors import UserError
 from holdfast.memory.devices import device_name, gpu_uuids
-from holdfast.spec.engines import REAL, Place
+from holdfast.spec.engines import REAL, FailoverSettings
 from holdfast.spec.names import is_host
 
 log = logging.getLogger("holdfast.worker")
@@ -145,13 +145,13 @@ def driver_says() -> Found:
     return Found(tuple(gpus), why or "the driver shows no GPU", tuple(sizes))
 
 
-def gpus_of(place: Place) -> tuple[tuple[str, str], ...]:
+def gpus_of(failover: FailoverSettings) -> tuple[tuple[str, str], ...]:
     """PCI address and UUID of each GPU that an engine's ranks are on; none where the driver does not say: its faults
     reach no worker then, and are told in the log."""
     from holdfast.memory.devices import DeviceError
     from holdfast.memory.devices.cuda import Driver, pci_and_uuid
 
-    names = [place.device, *(device for _, device in place.more_vaults)]
+    names = [failover.device, *(device for _, device in failover.more_vaults)]
     gpus = [name for name in names if not is_host(name)]
     try:
         return tuple(pci_and_uuid(driver, name) for driver in ([Driver()] if gpus else []) for name in gpus)

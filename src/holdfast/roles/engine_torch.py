@@ -25,7 +25,7 @@ def make_torch(
     """The engine, its card and its tokenizer; UserError for a model that cannot be had, ValueError for a field."""
     checkpoint = with_identity(looked_at, Path(launch.cache_dir), progress)
     settings = _settings(launch, checkpoint)
-    engine = torch_engine(checkpoint, settings, launch.own_place(), progress)
+    engine = torch_engine(checkpoint, settings, launch.engine_failover(), progress)
     template = chat_template(launch, checkpoint)
     card = ModelCard(
         name=launch.model,
@@ -44,10 +44,10 @@ def make_torch(
 
 def _settings(launch: WorkerLaunch, checkpoint: Checkpoint) -> TorchSettings:
     """What was asked for on the devices it is for; a GPU's memory plan is told first, then kept or refused."""
-    devices = [launch.place.device, *(device for _, device in launch.place.more_vaults)]
+    devices = [launch.failover.device, *(device for _, device in launch.failover.more_vaults)]
     if launch.torch.ranks != len(devices):
         raise ValueError(f"more_vaults: {launch.torch.ranks} ranks need as many devices, got {len(devices)}")
     settings, plan = settings_on(devices, checkpoint, launch.torch, launch.standbys, launch.device_pairs)
     for line in plan.lines() if plan is not None else ():
-        log.info("memory of %s: %s", launch.place.device, line)
+        log.info("memory of %s: %s", launch.failover.device, line)
     return with_planned_pool(settings, plan)

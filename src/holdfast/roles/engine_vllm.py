@@ -28,12 +28,12 @@ def make_vllm(
     launch: WorkerLaunch, looked_at: ModelFiles, progress: OnProgress
 ) -> tuple[VaultEngine[Any], ModelCard, bytes]:
     """The engine, its card and its tokenizer; UserError for what cannot be had, ValueError for a field."""
-    devices = [launch.place.device, *(device for _, device in launch.place.more_vaults)]
+    devices = [launch.failover.device, *(device for _, device in launch.failover.more_vaults)]
     if launch.vllm.ranks != len(devices):
         ranks = f"--tensor-parallel-size {launch.vllm.ranks}"
         raise ValueError(f"more_vaults: {ranks} needs as many devices, got {len(devices)}")
     files = looked_at.identified(Path(launch.cache_dir), progress)
-    settings = launch.vllm.for_device(not is_host(launch.place.device))
+    settings = launch.vllm.for_device(not is_host(launch.failover.device))
     set_environment(devices, launch.log_level)
     try:
         from holdfast.engines.vllm.hooks import check_installed
@@ -43,7 +43,7 @@ def make_vllm(
     except (ImportError, OSError, RuntimeError) as error:  # a library of its own that does not fit is any of these
         raise UserError(f"vLLM cannot be loaded here: {error}; see `python -c 'import vllm'`") from error
     where = str(files.path), files.identity, files.eos_token_ids
-    engine: VaultEngine[VllmEngine] = vllm_engine(*where, settings, launch.own_place())
+    engine: VaultEngine[VllmEngine] = vllm_engine(*where, settings, launch.engine_failover())
     template = chat_template(launch, files.text)
     card = ModelCard(
         name=launch.model,

@@ -154,20 +154,20 @@ def make_sim(launch: WorkerLaunch, rng: random.Random) -> tuple[Engine, SimEngin
 def _sim(launch: WorkerLaunch, rng: random.Random) -> tuple[Engine, SimEngine]:
     """Make a failover engine if there is a vault, else one whose memory ends with it."""
     settings = launch.sim
-    if not launch.place.vault_socket:
+    if not launch.failover.vault_socket:
         if settings.ranks > 1:
             raise ValueError(f"ranks must be 1 without a vault, got {settings.ranks}; set vault_socket")
         engine = SimEngine(settings, rng)
         return engine, engine
     from holdfast.engines.sim.hosted import VaultSim  # loads numpy
 
-    made = VaultSim(settings, rng, launch.own_place())
+    made = VaultSim(settings, rng, launch.engine_failover())
     return made, made.hosted
 
 
 def _check(launch: WorkerLaunch) -> None:
     """What each of the settings allows and together cannot be."""
-    vault_socket = launch.place.vault_socket
+    vault_socket = launch.failover.vault_socket
     if launch.engine in REAL and not vault_socket:
         keeps = f"a {launch.engine} engine keeps its memory in a vault"
         raise ValueError(f"vault_socket: {keeps}; set it, or use `holdfast up`")

@@ -48,7 +48,7 @@ class Asked:
 
     @classmethod
     def of_worker(cls, launch: WorkerLaunch) -> Asked:
-        return cls(launch.source, launch.cache_dir, launch.torch, is_host(launch.place.device), launch.standbys)
+        return cls(launch.source, launch.cache_dir, launch.torch, is_host(launch.failover.device), launch.standbys)
 
     @classmethod
     def of_deployment(cls, spec: DeploymentSpec, free_bytes: int | None) -> Asked:
@@ -153,7 +153,7 @@ def examine_vllm(
 
     if not has_vllm():
         raise UserError(NO_VLLM)
-    check_words(launch.vllm.options, direct=launch.place.direct)
+    check_words(launch.vllm.options, direct=launch.failover.direct)
     if is_made(launch.source):
         what = "needs --model" if launch.source == "default" else f"cannot serve --model {launch.source}"
         raise UserError(f"--engine vllm {what}: it takes {SOURCES}")
@@ -186,7 +186,7 @@ def plan_vllm(launch: WorkerLaunch, files: ModelFiles, workers: int = 1, gpu_byt
     share the weights out; each has a pool and memory of its own, on one GPU one of them."""
     from holdfast.engines.vllm.memory_plan import vllm_plan
 
-    device, weights = launch.place.device, files.weights_bytes
+    device, weights = launch.failover.device, files.weights_bytes
     stored = str(files.config.get("dtype") or files.config.get("torch_dtype"))
     if is_host(device) and platform.machine() == "aarch64" and "16" in stored and "--dtype" not in launch.vllm.options:
         weights *= 2  # they are computed with in fp32

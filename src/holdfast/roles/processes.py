@@ -112,7 +112,7 @@ async def _run_worker(launch: WorkerLaunch, stop: asyncio.Event, on_ready: OnRea
         launch.check()
         store = open_store(launch.store, world.network, world.rng)
         made = await asyncio.to_thread(make_engine, launch, world.rng)
-    launch = replace(launch, gpus=launch.gpus or await asyncio.to_thread(gpus_of, launch.place))
+    launch = replace(launch, gpus=launch.gpus or await asyncio.to_thread(gpus_of, launch.failover))
     await store.start()
     try:
         worker = Worker(made.engine, made.card, made.tokenizer, launch, store=store, world=world, make_beats=BeatThread)

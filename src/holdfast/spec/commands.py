@@ -14,7 +14,7 @@ from holdfast.core.address import TcpAddress
 from holdfast.settings import Environment
 from holdfast.spec.arguments import by_path, options_of, parse
 from holdfast.spec.deployment import DeploymentSpec
-from holdfast.spec.engines import Place
+from holdfast.spec.engines import FailoverSettings
 from holdfast.spec.launch import ControlLaunch, FrontendLaunch, WorkerLaunch
 from holdfast.spec.option_checks import check_given
 from holdfast.spec.settings import S, filled
@@ -38,7 +38,7 @@ def worker_by(env: Environment) -> WorkerLaunch:
         component=env.component,
         health_endpoints=env.ready_endpoints,
         engine_token=env.engine_token,
-        place=Place(engine_id=env.engine_id),
+        failover=FailoverSettings(engine_id=env.engine_id),
     )
 
 

@@ -169,14 +169,14 @@ class DeploymentSpec(Settings, frozen=True):
     def vaults_in(self, state_dir: Path) -> Path:
         return Path(self.vault_dir) if self.vault_dir else state_dir / "gms"
 
-    def status_port_of(self, place: int, engine_id: int) -> int:
-        """Return the status port of one engine of worker `place`; 0: any free one."""
-        return self.status_port and self.status_port + (place - 1) * STATUS_PORTS_PER_WORKER + engine_id
+    def status_port_of(self, number: int, engine_id: int) -> int:
+        """Return the status port of one engine of worker `number`; 0: any free one."""
+        return self.status_port and self.status_port + (number - 1) * STATUS_PORTS_PER_WORKER + engine_id
 
-    def control_port_of(self, place: int) -> int:
-        """Return the status port of control `place`; 0: any free one. These ports are below the workers', so that the
+    def control_port_of(self, number: int) -> int:
+        """Return the status port of control `number`; 0: any free one. These ports are below the workers', so that the
         number of workers does not change them."""
-        return self.status_port and self.status_port - place
+        return self.status_port and self.status_port - number
 
     def check(self, state_dir: Path) -> None:
         """Raise UserError if a setting is invalid; the machine itself is not examined."""
@@ -201,11 +201,11 @@ class DeploymentSpec(Settings, frozen=True):
         if self.store:
             check_url(self.store)
         flag = "--tensor-parallel-size" if engine == "vllm" else "--ranks"
-        check_seats(self.gpus, self.workers, self.ranks, self.worker.kv_gib, flag)
+        check_slots(self.gpus, self.workers, self.ranks, self.worker.kv_gib, flag)
         if engine == "vllm":
             self.worker.vllm.for_device(bool(self.gpus))
-        taken = seats(self.gpus, self.workers, self.ranks)
-        names = [f"host-{WORKERS_MAX}", *(seat.socket_name for own in taken for seat in own)]
+        taken = device_slots(self.gpus, self.workers, self.ranks)
+        names = [f"host-{WORKERS_MAX}", *(slot.socket_name for own in taken for slot in own)]
         folder = self.vaults_in(state_dir)
         room = room_for_socket(folder, f"gms_{max(names, key=len)}.sock")
         if self.standbys and room is not None:
@@ -225,11 +225,13 @@ def check_state_dir(state_dir: Path) -> None:
         )
 
 
-# -- seats
+# -- device slots
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class DeviceSlot:
+    """The device of one rank, and the name of its vault's socket there."""
+
     device: str
     socket_name: str  # for `spec.names.socket_path`: the device, with a suffix for a further vault on the same GPU
 
@@ -239,25 +241,25 @@ def ranks_of(worker: WorkerLaunch) -> int:
     return {"torch": worker.torch.ranks, "vllm": worker.vllm.ranks}.get(worker.engine, 1)
 
 
-def seats(gpus: Sequence[str], pairs: int, ranks: int) -> list[list[Seat]]:
-    """Return the seats of all ranks of every pair (a worker with its standbys); without GPUs, in host memory."""
-    return [[seat_at(gpus, pair * ranks + rank) for rank in range(ranks)] for pair in range(pairs)]
+def device_slots(gpus: Sequence[str], pairs: int, ranks: int) -> list[list[DeviceSlot]]:
+    """Return the slots of all ranks of every pair (a worker with its standbys); without GPUs, in host memory."""
+    return [[device_slot(gpus, pair * ranks + rank) for rank in range(ranks)] for pair in range(pairs)]
 
 
-def seat_at(gpus: Sequence[str], number: int) -> Seat:
-    """Return the seat with this number, counted from 0; GPUs are assigned round-robin."""
+def device_slot(gpus: Sequence[str], number: int) -> DeviceSlot:
+    """Return the slot with this number, counted from 0; GPUs are assigned round-robin."""
     if not gpus:
-        return Seat(f"host-{number + 1}", f"host-{number + 1}")
-    turn, place = divmod(number, len(gpus))
-    return Seat(gpus[place], f"{gpus[place]}.{turn + 1}" if turn else gpus[place])
+        return DeviceSlot(f"host-{number + 1}", f"host-{number + 1}")
+    turn, index = divmod(number, len(gpus))
+    return DeviceSlot(gpus[index], f"{gpus[index]}.{turn + 1}" if turn else gpus[index])
 
 
-def pairs_on(taken: Sequence[Sequence[Seat]]) -> int:
+def pairs_on(taken: Sequence[Sequence[DeviceSlot]]) -> int:
     """Return how many pairs share the most used device."""
-    return max(Counter(seat.device for pair in taken for seat in pair).values(), default=0)
+    return max(Counter(slot.device for pair in taken for slot in pair).values(), default=0)
 
 
-def check_seats(gpus: Sequence[str], pairs: int, ranks: int, kv_gib: float, flag: str = "--ranks") -> None:
+def check_slots(gpus: Sequence[str], pairs: int, ranks: int, kv_gib: float, flag: str = "--ranks") -> None:
     """Raise UserError if there are too few GPUs; without GPUs, do nothing."""
     if not gpus:
         return
@@ -266,7 +268,7 @@ def check_seats(gpus: Sequence[str], pairs: int, ranks: int, kv_gib: float, flag
             f"{flag} {ranks} needs as many GPUs, and there are {len(gpus)} ({', '.join(gpus)}); "
             "name more with --device, or use fewer ranks"
         )
-    shared = pairs_on(seats(gpus, pairs, ranks))
+    shared = pairs_on(device_slots(gpus, pairs, ranks))
     if shared > 1 and not kv_gib:
         raise UserError(
             f"--workers {pairs} puts {shared} workers on one GPU; name more with --device, use fewer --workers, "

@@ -1,4 +1,4 @@
-"""Defines the settings of each engine, and the place of an engine: its memory and failover.
+"""Defines the settings of each engine, and of its memory and failover.
 
 Always true: an option that would have no effect is refused by name, because it would otherwise seem to work.
 """
@@ -216,8 +216,8 @@ class VllmSettings(Settings, frozen=True):
         return msgspec.structs.replace(self, concurrency=concurrency, kv_gib=self.kv_gib or 0.5)
 
 
-class Place(Settings, frozen=True):
-    """The place of an engine: where its memory is, and its part in failover."""
+class FailoverSettings(Settings, frozen=True):
+    """Settings of an engine's failover: the vault that keeps its memory, and its number in its group."""
 
     vault_socket: Annotated[
         str, about("Socket of the vault (default: none; the engine uses memory of its own).", commands=_ALONE)
@@ -226,7 +226,9 @@ class Place(Settings, frozen=True):
     engine_id: Annotated[
         int, about("Number of this engine within its group (default: $ENGINE_ID or 0).", min=0, commands=_ALONE)
     ] = 0
-    who: Annotated[str, about("Name of the engine at the vault and in locks: its worker's name.")] = "engine"
+    engine_name: Annotated[str, about("Name of the engine at the vault and in locks: its worker's name.")] = (
+        msgspec.field(default="engine", name="who")
+    )
     standby: Annotated[
         str,
         about(
@@ -266,10 +268,10 @@ class Place(Settings, frozen=True):
     ] = ()
     more_vaults: Annotated[tuple[tuple[str, str], ...], about("Vault socket and device of ranks 1, 2, …")] = ()
 
-    def of_rank(self, rank: int) -> Place:
-        """Return the place of rank 1 or higher of this engine."""
+    def of_rank(self, rank: int) -> FailoverSettings:
+        """Return the settings of rank 1 or higher of this engine."""
         vault_socket, device = self.more_vaults[rank - 1]
-        own = {"vault_socket": vault_socket, "device": device, "who": f"{self.who}, rank {rank}"}
+        own = {"vault_socket": vault_socket, "device": device, "engine_name": f"{self.engine_name}, rank {rank}"}
         return msgspec.structs.replace(self, more_vaults=(), **own)
 
     @property

@@ -45,7 +45,7 @@ class Job:
         role, settings, probes = role_of(launch), msgspec.json.encode(launch), launch.probes
         startup_s, stop_s, beats, group = Probes().startup_s, STOP_S.get(role, 0.0), "", ""
         if isinstance(launch, WorkerLaunch):
-            startup_s, beats, group = launch.place.load_s + LOAD_GRACE_S, launch.beat_address, launch.group
+            startup_s, beats, group = launch.failover.load_s + LOAD_GRACE_S, launch.beat_address, launch.group
         if isinstance(launch, FrontendLaunch):
             stop_s = launch.drain_s + FRONTEND_GRACE_S
         probes = replace(probes, startup_s=probes.startup_s or startup_s)

@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.core.address import Address, TcpAddress, parse_address
 from holdfast.core.tiers import split_key
-from holdfast.spec.engines import Place, SimSettings, TorchSettings, VllmSettings
+from holdfast.spec.engines import FailoverSettings, SimSettings, TorchSettings, VllmSettings
 from holdfast.spec.health import HealthSettings, LevelSettings
 from holdfast.spec.names import check_deployment_name, control_lock, is_host, namespace_for, namespace_of
 from holdfast.spec.settings import Settings, about
@@ -205,9 +205,11 @@ class WorkerLaunch(StoredLaunch, frozen=True):
     standbys: Annotated[int, about("Standby engines on the same device.", min=0)] = 0
     device_pairs: Annotated[int, about("Number of workers that share the device.", min=1)] = 1
     gpus: Annotated[
-        tuple[tuple[str, str], ...], about("PCI address and UUID of each GPU it uses (none: those of its place).")
+        tuple[tuple[str, str], ...], about("PCI address and UUID of each GPU it uses (none: those of its vaults).")
     ] = ()
-    place: Annotated[Place, about("Memory and failover of the engine.", **_FAILOVER)] = Place()
+    failover: Annotated[FailoverSettings, about("Memory and failover of the engine.", **_FAILOVER)] = msgspec.field(
+        default=FailoverSettings(), name="place"
+    )
     sim: Annotated[
         SimSettings,
         about(
@@ -240,9 +242,9 @@ class WorkerLaunch(StoredLaunch, frozen=True):
         """Return the size of a real engine's KV pool; 0: the device's default."""
         return (self.vllm if self.engine == "vllm" else self.torch).kv_gib
 
-    def own_place(self) -> Place:
-        """Return the place of its engine, with the worker's name."""
-        return msgspec.structs.replace(self.place, who=self.name)
+    def engine_failover(self) -> FailoverSettings:
+        """Return the failover settings of its engine, with the worker's name."""
+        return msgspec.structs.replace(self.failover, engine_name=self.name)
 
     def namespace(self) -> str:
         """Return the namespace of its instances; it is equal for all workers that give the same answers."""
@@ -252,7 +254,7 @@ class WorkerLaunch(StoredLaunch, frozen=True):
         own: dict[str, Settings] = {"sim": self.sim, "torch": self.torch, "vllm": self.vllm}
         settings |= {self.engine: own.get(self.engine)}
         if self.engine != "sim":  # a GPU rounds differently from a CPU
-            settings |= {"source": self.source, "on": "cpu" if is_host(self.place.device) else "gpu"}
+            settings |= {"source": self.source, "on": "cpu" if is_host(self.failover.device) else "gpu"}
         if self.chat_template:
             settings |= {"chat_template": self.chat_template}
         return namespace_for(self.deployment, msgspec.to_builtins(settings))

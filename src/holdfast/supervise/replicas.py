@@ -21,10 +21,10 @@ from holdfast.core.errors import Refused
 from holdfast.rollout.machine import Start
 from holdfast.rollout.replica import Seen, Stage
 from holdfast.rollout.revision import Revision
-from holdfast.spec.deployment import Seat
+from holdfast.spec.deployment import DeviceSlot
 from holdfast.spec.jobs import Job
 from holdfast.spec.launch import Launch, VaultLaunch
-from holdfast.spec.manifest.local import Machine, replica_launches, seats_of, worker_of
+from holdfast.spec.manifest.local import Machine, replica_launches, slots_needed, worker_of
 from holdfast.spec.manifest.pod import Pod
 from holdfast.spec.manifest.pods import pods
 from holdfast.spec.manifest.secrets import Digests
@@ -91,7 +91,7 @@ class _Seating:
     @classmethod
     def of(cls, pod: Pod, ground: Ground) -> _Seating:
         """Refused, if the pod cannot be."""
-        ranks, on_gpus = seats_of(pod, ground.machine)
+        ranks, on_gpus = slots_needed(pod, ground.machine)
         if pod.component_type != WORKER:
             return cls(0, Devices())
         if not ranks and ground.hosts and pod.containers[0].gpus:
@@ -123,7 +123,7 @@ def jobs_of(
     return [Job.of(_bounded(launch, seating)) for launch in settled]
 
 
-def _own(name: str, taken: Collection[Taken]) -> list[Seat]:
+def _own(name: str, taken: Collection[Taken]) -> list[DeviceSlot]:
     """The seats of a replica, rank by rank; of one that was started in part only its first ones."""
     own = re.compile(rf"{re.escape(name)}(-vault(-r\d+)?)?")
     found = [one for one in taken if own.fullmatch(one.process)]

@@ -17,12 +17,12 @@ from itertools import count, islice
 import msgspec
 
 from holdfast.core.errors import Refused
-from holdfast.spec.deployment import Seat
+from holdfast.spec.deployment import DeviceSlot
 from holdfast.spec.jobs import Job
 from holdfast.spec.launch import VaultLaunch, WorkerLaunch
 from holdfast.spec.names import is_host
 
-NOWHERE = WorkerLaunch().place.device  # of a worker that was given no device
+NOWHERE = WorkerLaunch().failover.device  # of a worker that was given no device
 Needs = Callable[[WorkerLaunch], int]  # bytes on each of its devices, weights and KV; 0: nobody knows
 
 
@@ -39,7 +39,7 @@ class Taken:
     """A process's memory on a device."""
 
     process: str
-    seat: Seat
+    seat: DeviceSlot
     promised_bytes: int = 0  # 0: as much as it likes
 
 
@@ -51,12 +51,12 @@ class Devices:
     sharing: int = 1  # replicas that have a place on one device
     has_bytes: Mapping[str, int] = field(default_factory=dict)  # where it is known
 
-    def free(self, ranks: int, taken: Collection[Taken]) -> list[Seat]:
+    def free(self, ranks: int, taken: Collection[Taken]) -> list[DeviceSlot]:
         """The first places that nobody has; Refused, where there are too few."""
         if not self.names:
             there = {one.seat.device for one in taken}
             new = (device for number in count(1) if (device := f"host-{number}") not in there)
-            return [Seat(device, device) for device in islice(new, ranks)]
+            return [DeviceSlot(device, device) for device in islice(new, ranks)]
         places = self.places(taken)[:ranks]
         if len(places) < ranks:
             raise Refused(f"{ranks} {self._word} are needed, and {len(places)} are free")
@@ -71,13 +71,13 @@ class Devices:
         used = Counter(one.seat.device for one in taken)
         return [device for turn in range(self.sharing) for device in self.names if used[device] <= turn]
 
-    def seats(self, devices: Iterable[str], taken: Collection[Taken]) -> list[Seat]:
+    def seats(self, devices: Iterable[str], taken: Collection[Taken]) -> list[DeviceSlot]:
         """Seats on these devices, whoever is there, each with a socket of its own."""
         sockets = {one.seat.socket_name for one in taken}
         found = []
         for device in devices:
             names = (f"{device}.{turn}" if turn > 1 else device for turn in count(1))
-            seat = Seat(device, next(name for name in names if name not in sockets))
+            seat = DeviceSlot(device, next(name for name in names if name not in sockets))
             sockets.add(seat.socket_name)
             found.append(seat)
         return found
@@ -112,10 +112,10 @@ def taken_by(jobs: Iterable[Job], needs: Needs = unknown) -> list[Taken]:
         if job.role == "vault":
             vault = msgspec.json.decode(job.settings, type=VaultLaunch)
             name = vault.socket_path.rpartition("/gms_")[2].removesuffix(".sock")
-            found.append(Taken(job.name, Seat(vault.device, name), vault.budget_bytes))
+            found.append(Taken(job.name, DeviceSlot(vault.device, name), vault.budget_bytes))
         elif job.role == "worker":
             worker = msgspec.json.decode(job.settings, type=WorkerLaunch)
-            device = worker.place.device
-            if not worker.place.vault_socket and device != NOWHERE:
-                found.append(Taken(job.name, Seat(device, device), needs(worker)))
+            device = worker.failover.device
+            if not worker.failover.vault_socket and device != NOWHERE:
+                found.append(Taken(job.name, DeviceSlot(device, device), needs(worker)))
     return found

@@ -7,8 +7,8 @@ from holdfast.testing.answers import Answer, difference
 from holdfast.testing.clients import Stream
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.load import Load, compare, hit_in_the_middle, run_streams
-from holdfast.testing.place import EngineSeen
 from holdfast.testing.processes import freeze, kill_group
+from holdfast.testing.rig import EngineSeen
 from holdfast.testing.supervised import Supervised
 
 __all__ = [

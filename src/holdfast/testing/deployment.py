@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import UserError
-from holdfast.testing.place import END_S, WAIT_S, Place, free_port, get_json
+from holdfast.testing.rig import END_S, WAIT_S, DeploymentRig, free_port, get_json
 
 
-class Deployment(Place):
+class Deployment(DeploymentRig):
     def __init__(
         self,
         workers: int = 2,
@@ -35,7 +35,7 @@ class Deployment(Place):
         self._worker_settings = worker or {}
         self._frontend_settings = frontend or {}
         self._control_settings = control  # None: no control
-        self.worker_names = [f"worker-{place}" for place in range(workers)]
+        self.worker_names = [f"worker-{number}" for number in range(workers)]
 
     def begin(self) -> None:
         self.start_store()

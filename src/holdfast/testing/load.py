@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from holdfast.core.tasks import beside
 from holdfast.testing.answers import Answer
 from holdfast.testing.clients import Received, StreamClient, chat_body, open_client, read_answer
-from holdfast.testing.place import Place
+from holdfast.testing.rig import DeploymentRig
 from holdfast.testing.waiting import in_thread
 
 AFTER_FAILURE_S = 0.1  # a broken server need not get 100 requests a second
@@ -132,12 +132,12 @@ async def run_streams(port: int, load: Requests) -> list[Answer]:
     return [read_answer(one) for one in await Asking(port, load).once()]
 
 
-async def hit_in_the_middle(place: Place, load: Load, hit: Callable[[], None]) -> list[Answer]:
+async def hit_in_the_middle(rig: DeploymentRig, load: Load, hit: Callable[[], None]) -> list[Answer]:
     """Run the load, and call `hit` once a quarter of its tokens has been generated."""
-    before = await in_thread(place.tokens_total)
+    before = await in_thread(rig.tokens_total)
     enough = load.streams * load.tokens // 4
-    async with beside(run_streams(place.port, load), "streams") as running:
-        await in_thread(place.wait_until, lambda: place.tokens_total() - before > enough, "streams to get under way")
+    async with beside(run_streams(rig.port, load), "streams") as running:
+        await in_thread(rig.wait_until, lambda: rig.tokens_total() - before > enough, "streams to get under way")
         await in_thread(hit)
         return await running
 
@@ -170,4 +170,4 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     """Return p50, p99 and max."""
     ordered = sorted(values)
     at = {"p50": len(ordered) // 2, "p99": min(len(ordered) - 1, len(ordered) * 99 // 100), "max": len(ordered) - 1}
-    return {name: round(ordered[place], 1) for name, place in at.items()} if ordered else dict.fromkeys(at, 0.0)
+    return {name: round(ordered[rig], 1) for name, rig in at.items()} if ordered else dict.fromkeys(at, 0.0)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.failover.journal import Term, read_terms
-from holdfast.testing.place import WAIT_S, EngineSeen, Place
 from holdfast.testing.processes import KEEPER, VAULT, vault_processes
+from holdfast.testing.rig import WAIT_S, DeploymentRig, EngineSeen
 from holdfast.testing.waiting import wait_until
 
 START_S = 60.0
@@ -23,7 +23,7 @@ LOOK_EVERY_S = 0.05  # each look requests every engine's status page
 UP = "up"
 
 
-class Supervised(Place):
+class Supervised(DeploymentRig):
     """A `holdfast up` with these options, by default with the sim engine. Use it as a context manager."""
 
     def __init__(
@@ -119,7 +119,7 @@ class Supervised(Place):
         return self.wait_until(met, "a new leader and a new standby", bound_s)
 
     def wait_until(self, true: Callable[[], Any], what: str, bound_s: float = WAIT_S) -> float:
-        """Wait as `Place` does; fail at once if `holdfast up` has ended."""
+        """Wait as `DeploymentRig` does; fail at once if `holdfast up` has ended."""
 
         def ended() -> str:
             return "" if self.processes[UP].poll() is None else "`holdfast up` ended"

@@ -293,7 +293,7 @@ class FailoverWorker(EngineEvents):
         self._engine = engine
         self._lock = lock
         self._journals = journals  # of its group, one file per engine
-        self._load_s = worker.settings.place.load_s
+        self._load_s = worker.settings.failover.load_s
         self._journal = Journal(journals / f"{worker.settings.name}.journal", worker.clock)
         self._leading = False  # tokens may go out
         self._lost = asyncio.Event()  # the lock's event: set, by the lock's own deadline, when the lock is lost
@@ -382,7 +382,7 @@ class FailoverWorker(EngineEvents):
         timeline.mark_end(*self._seen_gone)
         worker.step(LockWon(epoch, contended=before > 0))
         try:
-            bound_s = worker.settings.place.wake_s + max(worker.settings.place.wake_s, SUPERVISOR_S)
+            bound_s = worker.settings.failover.wake_s + max(worker.settings.failover.wake_s, SUPERVISOR_S)
             async with asyncio.timeout(bound_s) as self._wake_bound:
                 if self._renewing:
                     await self._load_again()

@@ -201,7 +201,7 @@ class Worker:
         self.is_asleep: Callable[[], bool] = lambda: False
         self.is_proving: Callable[[], bool] = lambda: False
         self.artefacts = {hashlib.sha256(tokenizer).hexdigest(): tokenizer}
-        self.life = Lifecycle(failover=bool(self._group), wake_s=settings.place.wake_s, entered_s=self._loop.time())
+        self.life = Lifecycle(failover=bool(self._group), wake_s=settings.failover.wake_s, entered_s=self._loop.time())
         self.sessions = Sessions(engine, self)
         self._registrations: dict[str, Registration] = {}
         self._listener: Listener | None = None
@@ -317,7 +317,7 @@ class Worker:
 
     def list_loading(self) -> None:
         """Register in the store as loading, until `withdraw`: streams for its model wait for it meanwhile."""
-        within_s = self.settings.place.load_s
+        within_s = self.settings.failover.load_s
         self._list({LOADINGS: msgspec.json.encode(LoadingRecord(self.settings.name, self._card.checksum(), within_s))})
 
     def _list(self, values: dict[str, bytes]) -> None:
@@ -423,7 +423,7 @@ class Worker:
             "instance": f"{self.key.instance:x}",
             "namespace": self.key.namespace,
             "group": self._group,
-            "engine_id": self.settings.place.engine_id,
+            "engine_id": self.settings.failover.engine_id,
             "model": self._card.name,
             "checksum": self._card.checksum(),
             "store": self._store.state,

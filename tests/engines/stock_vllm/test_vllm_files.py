@@ -14,7 +14,7 @@ from holdfast.engines.vllm.files import ModelFiles, look_at_files
 from holdfast.roles import examining
 from holdfast.roles.examining import examine_vllm
 from holdfast.roles.small_files import chat_template
-from holdfast.spec.engines import GIB, Place, VllmSettings
+from holdfast.spec.engines import GIB, FailoverSettings, VllmSettings
 from holdfast.spec.launch import WorkerLaunch
 from tests.rigs.small_model import LLAMA, weights
 
@@ -131,7 +131,9 @@ def test_what_can_be_is_taken(installed: None, tmp_path: Path) -> None:
     """Of a GPU whose size nobody knows no sum is judged."""
     folder = str(made(tmp_path / "m"))
     assert examine_vllm(asked(folder), quiet)[0].path == Path(folder)
-    on_gpu = WorkerLaunch(engine="vllm", source=folder, place=Place(device="GPU-1"), vllm=VllmSettings(kv_gib=1e6))
+    on_gpu = WorkerLaunch(
+        engine="vllm", source=folder, failover=FailoverSettings(device="GPU-1"), vllm=VllmSettings(kv_gib=1e6)
+    )
     assert examine_vllm(on_gpu, quiet)[0].path == Path(folder)
     with pytest.raises(UserError, match=r"80.00 GiB of GPU-1; use a smaller --kv-gib"):
         examine_vllm(on_gpu, quiet, gpu_bytes=80 * GIB)

@@ -25,7 +25,7 @@ from holdfast.engines.vllm.options import (
     loaded_as,
 )
 from holdfast.engines.vllm.reserved_options import PASSED, RESERVED
-from holdfast.spec.engines import GIB, Place, VllmSettings
+from holdfast.spec.engines import GIB, FailoverSettings, VllmSettings
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -87,7 +87,7 @@ def test_only_what_was_said_is_said() -> None:
 def test_what_is_ours_is_set(model: str) -> None:
     """Whatever else is said."""
     settings = VllmSettings(kv_gib=0.25, concurrency=7, context_tokens_max=256, options=("--seed", "3"))
-    config = engine_config(model, settings, Place(), {"shared": 9})
+    config = engine_config(model, settings, FailoverSettings(), {"shared": 9})
     cache, scheduler, parallel = config.cache_config, config.scheduler_config, config.parallel_config
     assert (cache.kv_cache_memory_bytes, cache.enable_prefix_caching) == (GIB // 4, True)
     assert cache.block_size == 32
@@ -103,21 +103,21 @@ def test_what_is_ours_is_set(model: str) -> None:
 def test_whoever_wants_no_kv_taken_over_has_vllms_books(model: str) -> None:
     """`--kv direct`: blocks by any name, of any kind."""
     settings = VllmSettings(options=("--no-enable-prefix-caching", "--kv-cache-dtype", "fp8"))
-    config = engine_config(model, settings, Place(kv="direct"))
+    config = engine_config(model, settings, FailoverSettings(kv="direct"))
     ours = DIRECT_ASYNC_SCHEDULER if config.scheduler_config.async_scheduling else DIRECT_SCHEDULER
     assert config.scheduler_config.scheduler_cls == ours
     assert (config.cache_config.enable_prefix_caching, config.cache_config.cache_dtype) == (False, "fp8")
     with pytest.raises(Refused, match="--kv-cache-dtype of vLLM"):
-        engine_config(model, VllmSettings(options=("--kv-cache-dtype", "fp8")), Place())
+        engine_config(model, VllmSettings(options=("--kv-cache-dtype", "fp8")), FailoverSettings())
 
 
 def test_a_persons_additional_config_stays(model: str) -> None:
     """Beside ours, which is nobody else's."""
     settings = VllmSettings(options=("--additional-config", '{"a": 1}'))
-    assert engine_config(model, settings, Place()).additional_config == {"a": 1, "holdfast": {}}
+    assert engine_config(model, settings, FailoverSettings()).additional_config == {"a": 1, "holdfast": {}}
     ours = VllmSettings(options=("--additional-config", '{"holdfast": {}}'))
     with pytest.raises(Refused, match="--additional-config has holdfast"):
-        engine_config(model, ours, Place())
+        engine_config(model, ours, FailoverSettings())
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_what_vllm_cannot_do_is_said_in_its_words(model: str, change: Any, optio
     """And no second try is made."""
     (Path(model) / "config.json").write_text(json.dumps(CONFIG | change))
     with pytest.raises(Refused, match=said):
-        engine_config(model, VllmSettings(options=options), Place())
+        engine_config(model, VllmSettings(options=options), FailoverSettings())
 
 
 def test_weights_are_those_of_their_options() -> None:

@@ -21,7 +21,7 @@ from holdfast.kv.index import FULL, Index
 from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
-from holdfast.spec.engines import Place, VllmSettings
+from holdfast.spec.engines import FailoverSettings, VllmSettings
 from holdfast.testing.processes import children_of
 from tests.rigs.engines.any_engine import BOUND_S, Child, Vault
 
@@ -241,4 +241,6 @@ def test_what_ranks_cannot_share_is_refused(options: tuple[str, ...], said: str)
     from holdfast.engines.vllm.engine import vllm_engine
 
     with pytest.raises((ValueError, Refused), match=said):
-        vllm_engine(str(made("llama")), "tiny", (), VllmSettings(kv_gib=0.03, options=options), Place("none"))
+        vllm_engine(
+            str(made("llama")), "tiny", (), VllmSettings(kv_gib=0.03, options=options), FailoverSettings("none")
+        )

@@ -8,7 +8,7 @@ import pytest
 import uvloop
 
 from holdfast.testing.load import Load, compare, hit_in_the_middle, run_streams
-from holdfast.testing.place import fetch
+from holdfast.testing.rig import fetch
 from holdfast.testing.supervised import Supervised
 from tests.rigs.engines.vllm_models import made
 

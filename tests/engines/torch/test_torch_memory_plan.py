@@ -28,7 +28,7 @@ from holdfast.engines.torch.memory_plan import (
 )
 from holdfast.engines.torch.model.parameters import count
 from holdfast.roles.engine_torch import make_torch
-from holdfast.spec.engines import GIB, Place, TorchSettings
+from holdfast.spec.engines import GIB, FailoverSettings, TorchSettings
 from holdfast.spec.launch import WorkerLaunch
 
 H200_BYTES = 139 * GIB  # about what an H200 has
@@ -283,8 +283,8 @@ def test_the_smallest_device_decides(gpus: dict[str, int]) -> None:
 def test_a_worker_tells_its_plan_and_then_refuses_it(gpus: dict[str, int], caplog: pytest.LogCaptureFixture) -> None:
     """The log has the table before the refusal that `up` shows."""
     gpus["GPU-a"] = 12 * GIB
-    place = Place(vault_socket="/tmp/none.sock", device="GPU-a")
-    launch = WorkerLaunch(deployment="test", engine="torch", source="random:8b", standbys=1, place=place)
+    failover = FailoverSettings(vault_socket="/tmp/none.sock", device="GPU-a")
+    launch = WorkerLaunch(deployment="test", engine="torch", source="random:8b", standbys=1, failover=failover)
     caplog.set_level(logging.INFO, "holdfast.engine")
     with pytest.raises(UserError, match=r"device 12\.00 GiB - weights 14\.96 GiB - 2 engines x "):
         make_torch(launch, shaped("random:8b"), lambda *_: None)

@@ -15,13 +15,13 @@ from holdfast.engines.torch.files.resolve import tiny
 from holdfast.engines.torch.files.stored import Stored
 from holdfast.engines.torch.ranks.share import RankWork, decode_work, encode_work
 from holdfast.kv.geometry import Geometry
-from holdfast.spec.engines import Place, TorchSettings
+from holdfast.spec.engines import FailoverSettings, TorchSettings
 
 
 def work_of(checkpoint: Checkpoint) -> RankWork:
     geometry = Geometry(checkpoint.identity, "bfloat16", 16, 2, 1, 32, 64, rank=1, rank_count=2)
-    place = Place("/tmp/gms/gms_host-2.sock", "host-2", who="worker-1a", vault_uids=(7,))
-    return RankWork(checkpoint, TorchSettings(ranks=2, kv_gib=0.25), place, geometry, 512)
+    failover = FailoverSettings("/tmp/gms/gms_host-2.sock", "host-2", engine_name="worker-1a", vault_uids=(7,))
+    return RankWork(checkpoint, TorchSettings(ranks=2, kv_gib=0.25), failover, geometry, 512)
 
 
 def files() -> FileCheckpoint:

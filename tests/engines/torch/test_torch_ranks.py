@@ -22,7 +22,7 @@ from holdfast.kv.index import FULL, Index
 from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
-from holdfast.spec.engines import Place, TorchSettings
+from holdfast.spec.engines import FailoverSettings, TorchSettings
 from holdfast.testing.processes import KEEPER, VAULT
 from tests.rigs.engines.any_engine import BOUND_S, PATIENT, Child, Vault
 from tests.rigs.engines.torch_engine import BLOCK, BLOCK_GIB, SETTINGS, prompt, request, rig
@@ -247,4 +247,4 @@ async def spoil_on_rank_1(vaults: Vault, text: list[int]) -> None:
 def test_ranks_without_vaults_of_their_own_are_refused() -> None:
     """Two ranks on one vault's place are refused by name."""
     with pytest.raises(ValueError, match="ranks is 2, but there are vaults for 1"):
-        torch_engine(tiny(), TorchSettings(**SETTINGS, ranks=2), Place("none"), lambda *_: None)
+        torch_engine(tiny(), TorchSettings(**SETTINGS, ranks=2), FailoverSettings("none"), lambda *_: None)

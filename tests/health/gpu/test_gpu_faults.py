@@ -96,9 +96,9 @@ def test_a_worker_and_nvml_call_a_gpu_the_same(nvml: Nvml) -> None:
     pytest.importorskip("cuda.bindings.driver")
     from holdfast.health.records import device_name
     from holdfast.roles.devices import gpus_of
-    from holdfast.spec.engines import Place
+    from holdfast.spec.engines import FailoverSettings
 
-    said = gpus_of(Place(device="cuda-0"))
+    said = gpus_of(FailoverSettings(device="cuda-0"))
     keep(worker_says=said)
     ((pci, uuid),) = said
     assert (device_name("b", pci), uuid) in {(device_name("b", gpu.pci), gpu.uuid) for gpu in nvml.gpus()}

@@ -22,7 +22,7 @@ from holdfast.engines.contract import EngineEvents
 from holdfast.engines.host.engine import VaultEngine
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
-from holdfast.spec.engines import Place
+from holdfast.spec.engines import FailoverSettings
 from holdfast.testing.processes import kill_together, vault_processes
 from tests.rigs.agents import Agent
 
@@ -48,20 +48,22 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_engine(kind: str, settings: dict[str, Any], place: Place, progress: Any = lambda *_: None) -> VaultEngine[Any]:
+def make_engine(
+    kind: str, settings: dict[str, Any], failover: FailoverSettings, progress: Any = lambda *_: None
+) -> VaultEngine[Any]:
     """With `settings` in place of the kind's own ones here."""
     settings = SETTINGS[kind] | settings
     if kind == "sim":
         from holdfast.engines.sim.hosted import VaultSim
         from holdfast.spec.engines import SimSettings
 
-        return VaultSim(SimSettings(**settings), random.Random(1), place)
+        return VaultSim(SimSettings(**settings), random.Random(1), failover)
     if kind == "torch":
         from holdfast.engines.torch.engine import torch_engine
         from holdfast.engines.torch.files.resolve import tiny
         from holdfast.spec.engines import TorchSettings
 
-        return torch_engine(settings.pop("checkpoint", None) or tiny(), TorchSettings(**settings), place, progress)
+        return torch_engine(settings.pop("checkpoint", None) or tiny(), TorchSettings(**settings), failover, progress)
     if kind == "vllm":
         from tests.rigs.engines.vllm_models import made, set_variables
 
@@ -71,11 +73,11 @@ def make_engine(kind: str, settings: dict[str, Any], place: Place, progress: Any
 
         family = settings.pop("family", "llama")
         given = settings | {"options": tuple(settings["options"])}
-        return vllm_engine(str(made(family)), f"tiny {family}", frozenset({1}), VllmSettings(**given), place)
+        return vllm_engine(str(made(family)), f"tiny {family}", frozenset({1}), VllmSettings(**given), failover)
     sys.path.insert(0, str(EXAMPLES))
     from counting_engine import CountingEngine
 
-    return VaultEngine(CountingEngine(**settings), place)
+    return VaultEngine(CountingEngine(**settings), failover)
 
 
 def request(tokens: list[int], max_tokens: int = 24, *, prompt_len: int | None = None, **given: Any) -> GenerateRequest:
@@ -128,10 +130,10 @@ class Vault:
             while not self.processes[device].ensure():
                 await asyncio.sleep(0.01)
 
-    def place(self, engine_id: int = 0, **given: Any) -> Place:
+    def failover(self, engine_id: int = 0, **given: Any) -> FailoverSettings:
         (socket, device), *more = self.places
         given = {"wake_s": WAKE_S, "more_vaults": tuple(more)} | given
-        return Place(socket, device, engine_id, f"engine {engine_id}", **given)
+        return FailoverSettings(socket, device, engine_id, f"engine {engine_id}", **given)
 
     @contextlib.asynccontextmanager
     async def children(self, *children: Child) -> AsyncIterator[tuple[Child, ...]]:
@@ -253,10 +255,10 @@ class Child(Agent):
         slow: bool = False,  # the reader of its outputs does not keep up: a step takes a millisecond at least
         **given: Any,
     ) -> None:
-        place = {"wake_s": WAKE_S} | {name: given.pop(name) for name in ("standby", "kv", "wake_s") if name in given}
+        failover = {"wake_s": WAKE_S} | {name: given.pop(name) for name in ("standby", "kv", "wake_s") if name in given}
         launch = {"kind": kind, "settings": SETTINGS[kind] | given, "vaults": vault.places}
         launch |= {"ranks_die": ranks_die, "slow": slow}
-        launch["place"] = {"engine_id": engine_id, "who": f"engine {engine_id}", **place}
+        launch["failover"] = {"engine_id": engine_id, "engine_name": f"engine {engine_id}", **failover}
         super().__init__(str(AGENT), json.dumps(launch))
         self._load_s = VLLM_LOAD_S if kind == "vllm" else LOAD_S
         self.said: dict[int, list[int]] = {}  # tokens by stream

@@ -22,7 +22,7 @@ from holdfast.core.requests import Output
 from holdfast.kv.index import FULL
 from holdfast.kv.pool import Pool
 from holdfast.memory.client.weights import MappedWeights
-from holdfast.spec.engines import Place
+from holdfast.spec.engines import FailoverSettings
 from tests.rigs.agents import NEWS, obey, say
 from tests.rigs.engines.any_engine import Said, make_engine, request
 
@@ -35,9 +35,9 @@ class EngineAgent(Said):
     def __init__(self, launch: dict[str, Any]) -> None:
         super().__init__()
         (socket, device), *more = launch["vaults"]
-        place = Place(socket, device, more_vaults=tuple(map(tuple, more)), **launch["place"])
+        failover = FailoverSettings(socket, device, more_vaults=tuple(map(tuple, more)), **launch["failover"])
         self.kind = launch["kind"]
-        self.engine = make_engine(self.kind, launch["settings"], place)
+        self.engine = make_engine(self.kind, launch["settings"], failover)
         self.engine.ranks.dies_with_parent = launch["ranks_die"]
         self.willing = not launch["slow"]
 

@@ -45,7 +45,7 @@ class Rig(any_engine.Rig):
         self.progress: list[tuple[str, int, int | None]] = []
         self.epoch = 2000
         note = lambda *words: self.progress.append(words)  # noqa: E731
-        super().__init__(make_engine("torch", settings, vault.place(engine_id), note))
+        super().__init__(make_engine("torch", settings, vault.failover(engine_id), note))
 
     @property
     def hosted(self) -> TorchEngine:
@@ -130,4 +130,6 @@ def request(tokens: list[int], max_tokens: int = 24, **given: Any) -> GenerateRe
 
 def prompt(length: int, number: int = 0) -> list[int]:
     """Return a prompt of which no two numbers share a block."""
-    return [(7919 * number + 31 * place * place + 101 * place + 17) % TINY.vocabulary for place in range(length)]
+    return [
+        (7919 * number + 31 * failover * failover + 101 * failover + 17) % TINY.vocabulary for failover in range(length)
+    ]

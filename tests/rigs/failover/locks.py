@@ -28,8 +28,8 @@ from holdfast.failover.lock import FailoverLock
 from holdfast.failover.lock_server.client import ServerLock
 from holdfast.failover.lock_server.messages import AskOwner, Owner
 from holdfast.testing.deployment import etcd_command
-from holdfast.testing.place import free_port
 from holdfast.testing.processes import freeze
+from holdfast.testing.rig import free_port
 from holdfast.testing.waiting import BOUND_S, in_thread, until
 from holdfast.wire.net import real_world
 from tests.rigs.failover.lock_agent import opened

@@ -23,7 +23,7 @@ from holdfast.store.contract import Deleted, Put, Snapshot
 from holdfast.store.opening import open_store
 from holdfast.testing.waiting import until
 from holdfast.wire.net import SocketNetwork
-from tests.rigs.fleet.fleet_place import FleetPlace
+from tests.rigs.fleet.fleet_rig import FleetRig
 
 LOOK_S = 0.5  # between two looks at the vaults: a swap takes seconds
 GIVES_WAY = "needs its place"
@@ -41,7 +41,7 @@ class Memory:
 class Watch:
     """`async with` it; `gib`: what each device has."""
 
-    def __init__(self, fleet: FleetPlace, gib: float) -> None:
+    def __init__(self, fleet: FleetRig, gib: float) -> None:
         self._fleet, self._total = fleet, int(gib * 2**30)
         self.store = open_store(f"unix://{fleet.folder}/run/store.sock", SocketNetwork(), random.Random())
         self._tasks = Tasks("watch")

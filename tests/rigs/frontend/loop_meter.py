@@ -14,7 +14,7 @@ from holdfast.frontend.process import run_frontend
 from holdfast.spec.launch import FrontendLaunch
 from holdfast.store.opening import open_store
 from holdfast.testing.deployment import Deployment
-from holdfast.testing.place import free_port
+from holdfast.testing.rig import free_port
 from holdfast.wire.net import real_world
 
 WAIT_S = 60.0

@@ -28,7 +28,7 @@ from holdfast.store.contract import StoreUnavailable
 from holdfast.store.opening import open_store
 from holdfast.supervise.lock import take_lock
 from holdfast.testing.answers import Answer
-from holdfast.testing.place import Place
+from holdfast.testing.rig import DeploymentRig
 from holdfast.wire.net import SocketNetwork
 
 # Requests are held for as long as a loaded machine takes for a swap.
@@ -72,7 +72,7 @@ def wants_of(memory: Memory) -> list[Want]:
     return [one.want for one in memory.replicas.values() if one.service == "Worker"]
 
 
-class Mortal(Place):
+class Mortal(DeploymentRig):
     """Where a manifest is kept by a process of its own."""
 
     def __init__(self, text: str, **device: int) -> None:

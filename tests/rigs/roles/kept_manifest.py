@@ -24,13 +24,13 @@ from holdfast.store.opening import open_store
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.processes import LocalProcesses
 from holdfast.supervise.rolling import Rolling
-from holdfast.testing.place import Place
+from holdfast.testing.rig import DeploymentRig
 from holdfast.wire.net import SocketNetwork
 
 WAIT_S = 120.0
 
 
-class Kept(Place):
+class Kept(DeploymentRig):
     """Where a manifest's deployment lives, its supervisor in this process."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ import pytest
 from holdfast.testing.answers import Answer
 from holdfast.testing.clients import Stream
 from holdfast.testing.processes import kill_together
-from tests.rigs.fleet.fleet_place import FleetPlace
+from tests.rigs.fleet.fleet_rig import FleetRig
 
 BOUND_S = 180.0  # on a loaded machine: an actor's process alone took 6 s there
 DEVICES = 2  # of each node
@@ -28,7 +28,7 @@ STREAMS, TOKENS = 6, 400  # 8 s each: a stopped actor is killed in the middle of
 SIM = ("--engine", "sim", "--vault-gib", "0.1", "--sim-ttft-ms", "5", "--sim-tpot-ms", "20", "--memory-gib", "0.2")
 
 
-class RayPlace(FleetPlace):
+class RayRig(FleetRig):
     """`cluster`: a `ray.cluster_utils.Cluster` whose nodes all have devices; `host_gib`: what each has for WARM."""
 
     def __init__(self, cluster: Any, host_gib: float = 0.0) -> None:

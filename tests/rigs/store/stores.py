@@ -19,8 +19,8 @@ from holdfast.store.client import EmbeddedStore
 from holdfast.store.contract import Registration, Snapshot, Store, StoreUnavailable, Watch, WatchEvent
 from holdfast.store.etcd_client import EtcdSettings, EtcdStore
 from holdfast.testing.deployment import etcd_command
-from holdfast.testing.place import free_port
 from holdfast.testing.processes import freeze
+from holdfast.testing.rig import free_port
 from holdfast.wire.net import SocketNetwork
 
 ETCD_TTL_S = 6  # longer than a busy machine's pauses

@@ -174,7 +174,7 @@ def as_bytes(writes: Writes) -> Iterator[tuple[str, bytes | None]]:
 
 
 @dataclass
-class Place:
+class ControllersWorld:
     """All of it, with its time."""
 
     shelf: Shelf = field(default_factory=Shelf)

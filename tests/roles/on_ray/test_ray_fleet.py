@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.supervise.incidents import read_incidents
 from holdfast.testing.processes import state_of
-from tests.rigs.roles.ray_cluster import BOUND_S, DEVICES, SIM, STREAMS, RayPlace, answers, note
+from tests.rigs.roles.ray_cluster import BOUND_S, DEVICES, SIM, STREAMS, RayRig, answers, note
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone]
 
@@ -24,13 +24,13 @@ TORCH = ("--engine", "torch", "--model", "tiny", "--kv-gib", "0.1", "--memory-gi
 
 
 @pytest.fixture(scope="module")
-def fleet(cluster: Any) -> Iterator[RayPlace]:
-    with RayPlace(cluster) as place:
+def fleet(cluster: Any) -> Iterator[RayRig]:
+    with RayRig(cluster) as place:
         place.told("deploy", "chat", *SIM, "--wanted", "2", "--max", "3", "--per-node", "1", "--wait")
         yield place
 
 
-def _survives(fleet: RayPlace, fault: str, hit: Callable[[], str], model: str = "chat", count: int = 2) -> None:
+def _survives(fleet: RayRig, fault: str, hit: Callable[[], str], model: str = "chat", count: int = 2) -> None:
     """Streams that are under way go on with the tokens they would have had; capacity returns without what was hit."""
     unbroken = answers(fleet.streams(model))
     assert all(one.tokens and not one.wrong for one in unbroken), [one.wrong for one in unbroken]
@@ -48,16 +48,16 @@ def _survives(fleet: RayPlace, fault: str, hit: Callable[[], str], model: str = 
     note(fault, {"resumed": resumed, "streams": STREAMS, "worst_gap_s": stall_s, "capacity_back_s": took_s})
 
 
-def _one_of(fleet: RayPlace, key: str = "chat") -> str:
+def _one_of(fleet: RayRig, key: str = "chat") -> str:
     return min(fleet.ready(key))
 
 
-def _away_from_head(fleet: RayPlace) -> str:
+def _away_from_head(fleet: RayRig) -> str:
     """A node that has a replica, and not the cluster's own head."""
     return next(node for node in fleet.ready("chat").values() if not fleet.ray_node(node).head)
 
 
-def test_ray_shows_what_a_user_of_ray_expects(fleet: RayPlace) -> None:
+def test_ray_shows_what_a_user_of_ray_expects(fleet: RayRig) -> None:
     """Each replica is an actor of its name, each node has its agent, and what they take is counted by Ray."""
     replicas = fleet.ready("chat")
     assert len(replicas) == 2
@@ -74,7 +74,7 @@ def test_ray_shows_what_a_user_of_ray_expects(fleet: RayPlace) -> None:
     fleet.wait_until(is_counted, "Ray's count, told every few s", BOUND_S)
 
 
-def test_an_actor_is_killed(fleet: RayPlace) -> None:
+def test_an_actor_is_killed(fleet: RayRig) -> None:
     """Its engines die with it, its streams go on elsewhere, and the fleet brings another; its node remembers it."""
     killed: dict[str, str] = {}
 
@@ -89,7 +89,7 @@ def test_an_actor_is_killed(fleet: RayPlace) -> None:
     assert replica in [one.name for one in read_incidents(fleet.folder_of(node)) if one.role == "actor"]
 
 
-def test_an_actor_is_stopped(fleet: RayPlace) -> None:
+def test_an_actor_is_stopped(fleet: RayRig) -> None:
     """Ray never notices; its agent does, kills it by its pid, and the fleet brings another."""
     pids: list[int] = []
 
@@ -102,7 +102,7 @@ def test_an_actor_is_stopped(fleet: RayPlace) -> None:
     assert state_of(pids[0]) in ("", "Z")
 
 
-def test_an_agent_is_killed(fleet: RayPlace) -> None:
+def test_an_agent_is_killed(fleet: RayRig) -> None:
     """No replica notices: the next agent of the node adopts them, the same processes."""
     node, engines = _away_from_head(fleet), fleet.record_of(_one_of(fleet))["pid"]
     before, agent = fleet.ready("chat"), fleet.agent_pid(node)
@@ -120,7 +120,7 @@ def test_an_agent_is_killed(fleet: RayPlace) -> None:
     note("agent killed", {"resumed": 0, "streams": STREAMS, "agent_back_s": took_s})
 
 
-def test_an_agent_is_stopped(fleet: RayPlace) -> None:
+def test_an_agent_is_stopped(fleet: RayRig) -> None:
     """Another comes in its place, ends it, and adopts its replicas. It takes as long as a node may be silent: where
     others were placed meanwhile, who is too many leaves; no stream breaks."""
     node = _away_from_head(fleet)
@@ -141,7 +141,7 @@ def test_an_agent_is_stopped(fleet: RayPlace) -> None:
     note("agent stopped", {"streams": STREAMS, "agent_back_s": took_s})
 
 
-def test_a_raylet_is_killed(fleet: RayPlace) -> None:
+def test_a_raylet_is_killed(fleet: RayRig) -> None:
     """Ray ends its node with all of its actors; the fleet goes on with the others."""
     node = _away_from_head(fleet)
 
@@ -154,7 +154,7 @@ def test_a_raylet_is_killed(fleet: RayPlace) -> None:
     fleet.wait_until(lambda: len(fleet.nodes()) == 3, "an agent on the new node", BOUND_S)
 
 
-def test_a_node_is_lost(fleet: RayPlace) -> None:
+def test_a_node_is_lost(fleet: RayRig) -> None:
     """All of its processes at one stroke."""
     node = _away_from_head(fleet)
 
@@ -167,7 +167,7 @@ def test_a_node_is_lost(fleet: RayPlace) -> None:
     fleet.wait_until(lambda: len(fleet.nodes()) == 3, "an agent on the new node", BOUND_S)
 
 
-def test_two_devices_are_one_placement_group(fleet: RayPlace) -> None:
+def test_two_devices_are_one_placement_group(fleet: RayRig) -> None:
     """A replica over two devices has both in one group on one node, and comes back as a whole."""
     fleet.told("deploy", "wide", *TORCH, "--devices", "2", "--wanted", "1", "--max", "1", "--wait", "--timeout", "300")
 
@@ -188,7 +188,7 @@ def test_two_devices_are_one_placement_group(fleet: RayPlace) -> None:
     fleet.told("evict", "wide", "--wait")
 
 
-def test_nothing_is_left_on_the_cluster(fleet: RayPlace) -> None:
+def test_nothing_is_left_on_the_cluster(fleet: RayRig) -> None:
     """Who is told to stop takes its actors and placement groups away."""
     fleet.told("down")
     assert fleet.listed("actors", "ALIVE") == {}

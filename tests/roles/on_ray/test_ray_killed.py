@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from holdfast.testing.processes import state_of
-from tests.rigs.roles.ray_cluster import BOUND_S, SIM, STREAMS, RayPlace, answers, made_cluster, note
+from tests.rigs.roles.ray_cluster import BOUND_S, SIM, STREAMS, RayRig, answers, made_cluster, note
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone]
 
 GCS_AWAY_S = 20  # Ray's default is a minute; then it ends all of its own
 
 
-class Foreground(RayPlace):
+class Foreground(RayRig):
     """`up` in a terminal: what it starts is tied to it."""
 
     def up(self) -> None:
@@ -75,7 +75,7 @@ def test_who_starts_it_again_finds_the_same_replicas_and_who_does_not_leaves_not
 def test_streams_outlive_rays_control_store_and_then_it_is_told_what_is_missing() -> None:
     """While Ray's control store is away requests go on, since none passes through Ray. When Ray has ended its nodes for
     that, commands say that no node is there and why, and `down` leaves nothing."""
-    with made_cluster(1, gcs_rpc_server_reconnect_timeout_s=str(GCS_AWAY_S)) as cluster, RayPlace(cluster) as place:
+    with made_cluster(1, gcs_rpc_server_reconnect_timeout_s=str(GCS_AWAY_S)) as cluster, RayRig(cluster) as place:
         place.told("deploy", "chat", *SIM, "--wait")
         unbroken = answers(place.streams())
         streams = place.streams()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.rigs.roles.ray_cluster import BOUND_S, DEVICES, SIM, RayPlace, note
+from tests.rigs.roles.ray_cluster import BOUND_S, DEVICES, SIM, RayRig, note
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone]
 
@@ -31,8 +31,8 @@ ray.get(hold.options(scheduling_strategy=NodeAffinitySchedulingStrategy(sys.argv
 
 
 @pytest.fixture(scope="module")
-def fleet(cluster: Any) -> Iterator[RayPlace]:
-    with RayPlace(cluster, host_gib=0.5) as place:
+def fleet(cluster: Any) -> Iterator[RayRig]:
+    with RayRig(cluster, host_gib=0.5) as place:
         yield place
 
 
@@ -40,7 +40,7 @@ def group_of(node: str, model: str) -> str:
     return f"Holdfast:local:{node}:ModelActor:{model}:r1"
 
 
-def until(fleet: RayPlace, model: str, **wanted: Any) -> None:
+def until(fleet: RayRig, model: str, **wanted: Any) -> None:
     def met() -> bool:
         seen = fleet.model(model)
         return all(seen[name] == value for name, value in wanted.items())
@@ -48,7 +48,7 @@ def until(fleet: RayPlace, model: str, **wanted: Any) -> None:
     fleet.wait_until(met, f"{model} to be {wanted}", BOUND_S)
 
 
-def test_replicas_give_their_devices_to_others_and_come_back(fleet: RayPlace) -> None:
+def test_replicas_give_their_devices_to_others_and_come_back(fleet: RayRig) -> None:
     """One that goes to host memory gives its devices back in Ray's own count, so that two others fit where it was; it
     outlives its node's agent there; and woken, once they have gone the same way, it is the same processes with the same
     answer."""
@@ -82,7 +82,7 @@ def test_replicas_give_their_devices_to_others_and_come_back(fleet: RayPlace) ->
         fleet.told("evict", model, "--forget", "--wait")
 
 
-def test_a_floor_of_warm_is_kept_and_woken(fleet: RayPlace) -> None:
+def test_a_floor_of_warm_is_kept_and_woken(fleet: RayRig) -> None:
     """It is loaded by way of a device, moved, and answers once somebody wants it HOT."""
     fleet.told("deploy", "d", *WARM, "--min", "1", "--max", "1", "--wanted", "0", "--floor", "warm")
     until(fleet, "d", hot=0, warm=1)
@@ -91,7 +91,7 @@ def test_a_floor_of_warm_is_kept_and_woken(fleet: RayPlace) -> None:
     fleet.told("evict", "d", "--forget", "--wait")
 
 
-def test_a_manifest_is_the_same_as_without_ray(fleet: RayPlace) -> None:
+def test_a_manifest_is_the_same_as_without_ray(fleet: RayRig) -> None:
     """The example for one machine, onto this fleet: who is wanted comes, who is not comes when asked for."""
     fleet.told("apply", "-f", str(EXAMPLES / "fleet.yaml"))
     assert len(fleet.ask("words", 1)) == len(fleet.ask("more-words", 1)) == 40
@@ -100,7 +100,7 @@ def test_a_manifest_is_the_same_as_without_ray(fleet: RayPlace) -> None:
         fleet.told("evict", model, "--forget", "--wait")
 
 
-def test_devices_that_another_job_holds_are_told_as_the_reason(fleet: RayPlace) -> None:
+def test_devices_that_another_job_holds_are_told_as_the_reason(fleet: RayRig) -> None:
     """Whoever waits for a replica where Ray has given the devices to somebody else is told so; once they are free it
     comes."""
     node = min(fleet.nodes())

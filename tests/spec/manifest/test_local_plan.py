@@ -15,11 +15,11 @@ from holdfast.core.errors import UserError
 from holdfast.settings import read_environment
 from holdfast.spec.arguments import options_of, parse
 from holdfast.spec.commands import asked, control_by, frontend_by, worker_by
-from holdfast.spec.deployment import seat_at
+from holdfast.spec.deployment import device_slot
 from holdfast.spec.jobs import Job
 from holdfast.spec.launch import FrontendLaunch, Launch, Probes, StoredLaunch, StoreLaunch, VaultLaunch, WorkerLaunch
 from holdfast.spec.manifest.checking import check
-from holdfast.spec.manifest.local import Machine, replica_launches, seats_of
+from holdfast.spec.manifest.local import Machine, replica_launches, slots_needed
 from holdfast.spec.manifest.pods import pods
 from holdfast.spec.manifest.whole import cramped, findings, unheard, whole
 from tests.rigs.manifests import RIGHT, accepted, worker
@@ -154,7 +154,7 @@ def test_a_vllm_engine_has_a_gpu_for_each_rank() -> None:
     with pytest.raises(UserError, match=r"--tensor-parallel-size 1 shares the model .* asks for 2; make both the same"):
         launches(two)
     for engine in workers(launches(two.replace("'2']", "'2', --, --tensor-parallel-size, '2']"))):
-        assert engine.vllm.ranks == 1 + len(engine.place.more_vaults) == 2
+        assert engine.vllm.ranks == 1 + len(engine.failover.more_vaults) == 2
     with pytest.raises(UserError, match=r"--tensor-parallel-size 2 shares the model .* asks for 1"):
         launches(text.replace("'2']", "'2', --, -tp, '2']"))
 
@@ -185,7 +185,7 @@ def test_a_failover_group_is_a_vault_and_its_engines() -> None:
     assert (vault.device, vault.socket_path) == ("host-1", "/tmp/hf/gms/gms_host-1.sock")
     for number, engine in enumerate((first, second)):
         assert engine.name == f"{engine.group}-engine-{number}"
-        assert (engine.place.engine_id, engine.place.vault_socket) == (number, vault.socket_path)
+        assert (engine.failover.engine_id, engine.failover.vault_socket) == (number, vault.socket_path)
         assert (engine.lock, engine.standbys) == (f"flock:///tmp/hf/run/{engine.group}.lock", 1)
         assert engine.sim.vault_gib == 0.0625
     assert first.address != second.address
@@ -232,7 +232,7 @@ def test_what_a_machine_has_stands_in_for_a_pods_own() -> None:
     (frontend,) = (launch for launch in found if isinstance(launch, FrontendLaunch))
     assert frontend.address == "tcp://[::1]:81"
     first, _ = workers(found)
-    assert (first.status_address, first.place.vault_socket) == ("tcp://0.0.0.0:0", "/v/gms_host-1.sock")
+    assert (first.status_address, first.failover.vault_socket) == ("tcp://0.0.0.0:0", "/v/gms_host-1.sock")
     said = RIGHT.replace(FRONTEND, FRONTEND + "      extraPodSpec: {mainContainer: {args: [--port, '99']}}\n")
     (frontend,) = (launch for launch in launches(said, machine) if isinstance(launch, FrontendLaunch))
     assert frontend.address == "tcp://[::1]:99"
@@ -242,7 +242,7 @@ def test_variables_reach_the_process_and_its_settings() -> None:
     """The manifest's win over the starter's; the starter's own place in some other pod is nobody's."""
     machine = Machine(Path("/tmp/hf"), HOME | {"HOLDFAST_LOG": "error", "ENGINE_ID": "7", "FAILOVER_LOCK_PATH": "/l"})
     (plain,) = workers(launches(RIGHT, machine))
-    assert (plain.log_level, plain.place.engine_id, plain.lock, plain.env) == ("error", 0, "", ())
+    assert (plain.log_level, plain.failover.engine_id, plain.lock, plain.env) == ("error", 0, "", ())
     text = worker("envs: [{name: HOLDFAST_LOG, value: debug}, {name: OMP_NUM_THREADS, value: '2'}]")
     (told,) = workers(launches(text, machine))
     assert told.log_level == "debug"
@@ -260,9 +260,9 @@ def test_devices_are_seats_of_their_replicas() -> None:
     vaults = [launch.device for launch in found if isinstance(launch, VaultLaunch)]
     assert vaults == ["GPU-a", "GPU-b", "host-1", "GPU-c"]
     torch, _, sim, _, more, _ = workers(found)
-    assert (torch.torch.ranks, torch.place.device, torch.place.more_vaults[0][1]) == (2, "GPU-a", "GPU-b")
-    assert (sim.torch.ranks, sim.place.device, sim.place.more_vaults) == (1, "host-1", ())
-    assert (more.place.device, more.device_pairs) == ("GPU-c", 1)
+    assert (torch.torch.ranks, torch.failover.device, torch.failover.more_vaults[0][1]) == (2, "GPU-a", "GPU-b")
+    assert (sim.torch.ranks, sim.failover.device, sim.failover.more_vaults) == (1, "host-1", ())
+    assert (more.failover.device, more.device_pairs) == ("GPU-c", 1)
     assert [launch.device_pairs for launch in workers(launches(text, gpus=GPUS[:2]))] == [2, 2, 1, 1, 2, 2]
     with pytest.raises(UserError, match="2 workers would share a GPU; say with --kv-gib"):
         launches(text.replace(", --kv-gib, '1'", ""), gpus=GPUS[:2])
@@ -273,8 +273,8 @@ def test_devices_are_seats_of_their_replicas() -> None:
 def test_a_replica_may_sit_anywhere() -> None:
     """One replica by itself, under a name and on seats that somebody chose."""
     pod = pods(accepted(worker("failover: {enabled: true}")))[1]
-    assert seats_of(pod, MACHINE) == (1, False)
-    made = replica_launches(pod, "mine-7", [seat_at((), 41)], MACHINE)
+    assert slots_needed(pod, MACHINE) == (1, False)
+    made = replica_launches(pod, "mine-7", [device_slot((), 41)], MACHINE)
     assert [launch.name for launch in made] == ["mine-7-vault", "mine-7-engine-0", "mine-7-engine-1"]
     assert isinstance(made[0], VaultLaunch)
     assert made[0].device == "host-42"

@@ -35,7 +35,7 @@ from holdfast.engines.ranks.leader import HOLD_S, RankProcesses
 from holdfast.kv.geometry import Geometry
 from holdfast.kv.pool import Resumes
 from holdfast.memory.client.pool import Home, PoolMapping
-from holdfast.spec.engines import Place
+from holdfast.spec.engines import FailoverSettings
 
 log = logging.getLogger("holdfast.engine")
 
@@ -159,11 +159,11 @@ T = TypeVar("T", bound=HostedEngine)
 
 
 class VaultEngine(Generic[T]):
-    def __init__(self, hosted: T, place: Place) -> None:
-        self.hosted, self.place = hosted, place
+    def __init__(self, hosted: T, failover: FailoverSettings) -> None:
+        self.hosted, self.failover = hosted, failover
         self._events = ProvedEvents(self)
-        self.ranks = RankProcesses(place, self._events)
-        self.memory = VaultMemory(place, hosted.private_bytes, self._events)
+        self.ranks = RankProcesses(failover, self._events)
+        self.memory = VaultMemory(failover, hosted.private_bytes, self._events)
         self.gpu_fence = self.memory.gpu_fence
         self._wrong = "it was never tried"  # the last canary's result
         self._takeover_due = False  # the current check is dropped
@@ -222,8 +222,8 @@ class VaultEngine(Generic[T]):
         await memory.stand_by(hosted.geometry, hosted.home)
         if await self.check():
             return  # the caller checks too, and reports it
-        if self.place.unmapped:
-            await asyncio.gather(memory.unmap(), ranks.order("sleep", self.place.load_s))
+        if self.failover.unmapped:
+            await asyncio.gather(memory.unmap(), ranks.order("sleep", self.failover.load_s))
 
     async def check(self) -> str:
         """Answer the canary; return the likely cause of a wrong answer, or "".
@@ -272,11 +272,11 @@ class VaultEngine(Generic[T]):
 
     async def unmap(self) -> None:
         async with self.ranks.turn:
-            await asyncio.gather(self.memory.unmap(), self.ranks.order("unmap", self.place.load_s))
+            await asyncio.gather(self.memory.unmap(), self.ranks.order("unmap", self.failover.load_s))
 
     async def remap(self) -> str:
         async with self.ranks.turn:
-            await asyncio.gather(self.memory.remap(), self.ranks.order("remap", self.place.load_s))
+            await asyncio.gather(self.memory.remap(), self.ranks.order("remap", self.failover.load_s))
         return await self.check()
 
     async def stop(self) -> None:
@@ -349,5 +349,5 @@ class VaultEngine(Generic[T]):
         left = await self.hosted.end()
         if left:
             self._events.closed(left)
-        await self.ranks.order("become_standby", self.place.wake_s)
+        await self.ranks.order("become_standby", self.failover.wake_s)
         await self.memory.become_standby()

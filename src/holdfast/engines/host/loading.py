@@ -27,7 +27,7 @@ from holdfast.memory.devices import OutOfMemory, view
 from holdfast.memory.devices.pages import advise
 from holdfast.memory.layout import TensorSpec
 from holdfast.memory.writer_lock import LoadAction, LoadLook, LoadWatch, WriterLock, plan_load
-from holdfast.spec.engines import Place
+from holdfast.spec.engines import FailoverSettings
 from holdfast.spec.names import is_host
 
 LOOK_MS = 100  # one wait for a writer, before the lock and the phase are read again
@@ -93,7 +93,7 @@ class Loader:
     client: MemoryClient
     plan: WeightsPlan
     lock_dir: Path
-    who: str
+    engine_name: str
     _thread: asyncio.Future[Any] | None = None  # fills or verifies; it goes on if the wait for it is cancelled
 
     async def connect(self, timeout_s: float) -> None:
@@ -139,7 +139,7 @@ class Loader:
         await self.client.release()
         await self.load(timeout_s)
 
-    async def remap(self, place: Place, on_loading: Callable[[str], None], *, doubted: bool) -> None:
+    async def remap(self, place: FailoverSettings, on_loading: Callable[[str], None], *, doubted: bool) -> None:
         """Map the unmapped weights again; load them if the vault is empty, and verify them if `doubted`."""
         if await self.client.remap(round(place.wake_s * 1000)) == EMPTY:
             log.warning("the vault is empty: loading the weights again")
@@ -166,7 +166,7 @@ class Loader:
     @contextlib.asynccontextmanager
     async def _bounded(self, timeout_s: float, what: str) -> AsyncIterator[WriterLock]:
         """Yield the writer lock and release it at the end; on TimeoutError, name `what` was not done in time."""
-        lock = WriterLock(self.lock_dir, self.who)
+        lock = WriterLock(self.lock_dir, self.engine_name)
         try:
             async with asyncio.timeout(timeout_s):
                 yield lock

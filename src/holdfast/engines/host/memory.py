@@ -35,7 +35,7 @@ from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.devices.contract import Device
 from holdfast.memory.protocol import DROPPED, MADE, OWNER_GONE, LetGo, PoolNews, Superseded
-from holdfast.spec.engines import Place
+from holdfast.spec.engines import FailoverSettings
 
 FOLLOW_S = 0.05  # an adoption then reads only what 50 ms of tokens published: a few dozen entries
 CONNECT_S = 30.0  # a supervisor starts vault and engines together; a vault is up in a second
@@ -105,7 +105,7 @@ class Peers(Protocol):
 class VaultMemory:
     """The weights and the pool of one process: `load`, `stand_by`, any number of (`own`, `become_standby`), `close`."""
 
-    place: Place
+    failover: FailoverSettings
     private_bytes: int
     holder: MemoryHolder
     lock_dir: Path | None = None  # of the writer lock; None: beside the vault's socket
@@ -130,9 +130,11 @@ class VaultMemory:
     _lost: bool = False  # the vault was away, and the mapped memory was not verified since
 
     def __post_init__(self) -> None:
-        place, told = self.place, self.holder
-        self.device = open_device(place.device)
-        self.client = MemoryClient(place.vault_socket, self.device, place.engine_id, vault_uids=place.vault_uids)
+        failover, told = self.failover, self.holder
+        self.device = open_device(failover.device)
+        self.client = MemoryClient(
+            failover.vault_socket, self.device, failover.engine_id, vault_uids=failover.vault_uids
+        )
         self.client.on_lost, self.client.on_notice = self._vault_lost, self._on_notice
         self.pool = PoolClient(self.client, open_device("host-0"), self.private_bytes, self._on_pool_news, told.fatal)
         self.gpu_fence = self.pool.gpu_fence
@@ -141,21 +143,23 @@ class VaultMemory:
 
     def __repr__(self) -> str:
         what = repr(self.owned.pool) if self.owned is not None else "asleep" if self.asleep else repr(self._follower)
-        return f"<memory at {self.place.vault_socket}: {what}>"
+        return f"<memory at {self.failover.vault_socket}: {what}>"
 
     # -- loading
 
     async def load(self, plan: WeightsPlan) -> None:
-        self._loader = Loader(self.client, plan, self.lock_dir or Path(self.place.vault_socket).parent, self.place.who)
+        self._loader = Loader(
+            self.client, plan, self.lock_dir or Path(self.failover.vault_socket).parent, self.failover.engine_name
+        )
         await self._loader.connect(CONNECT_S)
-        await self._loader.load(self.place.load_s)
+        await self._loader.load(self.failover.load_s)
         self.weights_ready.set()
 
     async def stand_by(self, geometry: Geometry, home: Home | None = None) -> None:
         """Stand by for a pool of this geometry: follow it, or be ready to make one."""
         self.geometry = geometry
         self.pool.settle(home, geometry.block_count * geometry.block_bytes)
-        self.pool.geometry = ("direct " if self.place.direct else "") + geometry.hash.hex()
+        self.pool.geometry = ("direct " if self.failover.direct else "") + geometry.hash.hex()
         await self._stand_by()
         self._beside.spawn(self._tend(), "tend")
 
@@ -171,7 +175,7 @@ class VaultMemory:
 
     async def remap(self) -> None:
         """Map again what `unmap` unmapped, unless this engine stands by unmapped. Raises as `own` does."""
-        if self.asleep and not self.place.unmapped:
+        if self.asleep and not self.failover.unmapped:
             async with self._beside.still(self._tend, "tend"):
                 await self._remap()
                 await self._stand_by()
@@ -184,7 +188,7 @@ class VaultMemory:
         self.peers = peers
         give_back = self.client.on_reattached
         assert give_back is not None, "a pool gives its memory back after the vault was away"
-        why = f"the vault at {self.place.vault_socket} was restarted empty"
+        why = f"the vault at {self.failover.vault_socket} was restarted empty"
 
         async def reattached() -> None:
             try:
@@ -213,7 +217,7 @@ class VaultMemory:
             if self.asleep:
                 await self._remap()
             async with self.still:
-                await self._loaded.renew(self.place.load_s)
+                await self._loaded.renew(self.failover.load_s)
 
     # -- owning
 
@@ -234,14 +238,14 @@ class VaultMemory:
         elif not self.weights_ready.is_set():  # it was mapping a newer generation
             self.holder.loading("other weights are being mapped")
             async with self.still:
-                await self._loaded.map_current(self.place.load_s)
+                await self._loaded.map_current(self.failover.load_s)
             self.weights_ready.set()
-        granted = await self.pool.acquire(epoch, self.pool.geometry, round(self.place.wake_s * 1000))
+        granted = await self.pool.acquire(epoch, self.pool.geometry, round(self.failover.wake_s * 1000))
         marks["fence"] = time.monotonic()
         follower, self._follower = self._follower, None
-        if self.place.direct:
+        if self.failover.direct:
             assert not granted.adopt, "a direct pool is never there"
-            owned = await self._direct.take(self.geometry, self.pool.home, epoch, self.place.wake_s)
+            owned = await self._direct.take(self.geometry, self.pool.home, epoch, self.failover.wake_s)
         else:
             agree = self.peers.agree if self.peers is not None else None
             there = granted.adopt and self.pool.mapped_is(granted.made_epoch)
@@ -252,7 +256,7 @@ class VaultMemory:
             log.warning("adopted %d times without a canary: the weights are verified", owned.adoptions)
             self.holder.loading("the weights are verified, and loaded again if they are damaged")
             async with self.still:
-                await self._loaded.doubt(self.place.load_s)
+                await self._loaded.doubt(self.failover.load_s)
             # The pool is empty and the weights are right: reset the count of adoptions, so that earlier deaths do not
             # count against the next engine.
             owned.pool.canary_passed()
@@ -262,12 +266,12 @@ class VaultMemory:
     async def become_standby(self) -> None:
         """Tell the vault that this engine stopped writing, and stand by again."""
         await self._beside.stop()
-        await self.client.until_connected(self.place.wake_s)
+        await self.client.until_connected(self.failover.wake_s)
         await self.pool.quiesce()
         self.owned = None
         self._direct.free()
         await self._stand_by()
-        if self.place.unmapped:
+        if self.failover.unmapped:
             await self.unmap()
         else:
             self._beside.spawn(self._tend(), "tend")
@@ -284,7 +288,7 @@ class VaultMemory:
             await self.client.close()
 
     async def _remap(self) -> None:
-        await self._loaded.remap(self.place, self.holder.loading, doubted=self._lost)
+        await self._loaded.remap(self.failover, self.holder.loading, doubted=self._lost)
         self._lost = self.asleep = False
         if self.pool.mapping is None:
             self.pool.private_only()
@@ -299,7 +303,7 @@ class VaultMemory:
     async def _stand_by(self) -> None:
         async with self.still:
             self._pool_changed, mapping = False, None
-            if self.place.direct:
+            if self.failover.direct:
                 await self.client.register_mapping(None)
             else:
                 mapping = await self.pool.stand_by()
@@ -336,7 +340,7 @@ class VaultMemory:
         """Wait for the vault to come back. An owner keeps serving from its mapped memory; a standby verifies it."""
         while not self.client.connected:
             with contextlib.suppress(ConnectionError):
-                await self.client.until_connected(self.place.wake_s)
+                await self.client.until_connected(self.failover.wake_s)
             await asyncio.sleep(0)
         self._lost = self.asleep  # an unmapped engine verifies when it maps again
         if self.owned is None and not self.asleep:
@@ -352,7 +356,7 @@ class VaultMemory:
         self.holder.memory("the weights were replaced")
         try:
             async with self.still:
-                await self._loaded.map_current(self.place.load_s)
+                await self._loaded.map_current(self.failover.load_s)
         except ConnectionError:
             self._newer = True
             raise

@@ -19,25 +19,27 @@ from pathlib import Path
 from holdfast.engines.host.memory import VaultMemory
 from holdfast.engines.ranks.follower import LeaderLink, RankLaunch, RankOrders, end
 from holdfast.engines.ranks.frames import RankAgreement, receive_step, repeat_changes, send
-from holdfast.spec.engines import Place
+from holdfast.spec.engines import FailoverSettings
 
 DONE = b"."  # the answer to a step that computed nothing
 
 
 class VaultRank(RankOrders):
-    """A rank with its own vault, at `place`. It obeys every rank's orders, and those for its own memory. An engine's
+    """A rank with its own vault, at `failover`. It obeys every rank's orders, and those for its own memory. An engine's
     subclass defines `prepare_steps`, `compute` and `drain_device`, all called in the step thread."""
 
-    def __init__(self, launch: RankLaunch, link: LeaderLink, rank: int, place: Place, private_bytes: int = 0) -> None:
-        self.rank, self.place = rank, place
+    def __init__(
+        self, launch: RankLaunch, link: LeaderLink, rank: int, failover: FailoverSettings, private_bytes: int = 0
+    ) -> None:
+        self.rank, self.failover = rank, failover
         self._steps = socket.socket(fileno=launch.steps)
         # Ranks write their devices in parallel: each waits only for writers of its own device.
-        lock_dir = Path(place.vault_socket).parent / f"rank-{rank}"
+        lock_dir = Path(failover.vault_socket).parent / f"rank-{rank}"
         lock_dir.mkdir(exist_ok=True)
-        self.memory = VaultMemory(place, private_bytes, _RankHolder(link), lock_dir)
+        self.memory = VaultMemory(failover, private_bytes, _RankHolder(link), lock_dir)
         table = socket.socket(fileno=launch.table)
         table.setblocking(False)
-        self.memory.join(RankAgreement(rank, table, place.wake_s))
+        self.memory.join(RankAgreement(rank, table, failover.wake_s))
         self._link = link
 
     async def hello(self) -> None:

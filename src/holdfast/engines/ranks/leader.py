@@ -39,7 +39,7 @@ from holdfast.engines.ranks.frames import (
 )
 from holdfast.engines.ranks.shared_vault import SharedVaultLaunch
 from holdfast.kv.pool import Pool
-from holdfast.spec.engines import Place
+from holdfast.spec.engines import FailoverSettings
 
 END_S = 5.0  # a rank ends within milliseconds of EOF; after this time it is killed
 HOLD_S = 60.0  # for weights that are being mapped again; after this time the canary counts as failed
@@ -67,7 +67,7 @@ class _Child:
 class RankProcesses:
     """The processes of ranks 1, 2, … of this process's engine."""
 
-    place: Place
+    failover: FailoverSettings
     events: RankEvents
     share_vault: bool = False  # they use the leader's vault
     dies_with_parent: bool = True
@@ -88,8 +88,8 @@ class RankProcesses:
 
     def start_at_own_vault(self, count: int) -> None:
         self.share_vault = True
-        place = self.place
-        at = place.vault_socket, place.device, place.engine_id, place.vault_uids
+        failover = self.failover
+        at = failover.vault_socket, failover.device, failover.engine_id, failover.vault_uids
         for _ in range(count):
             self.spawn(
                 "holdfast.engines.ranks.shared_vault",
@@ -169,12 +169,12 @@ class RankProcesses:
                 child.answers.pop(number, None)
 
     async def load(self) -> None:
-        await self.order("load", self.place.load_s)
+        await self.order("load", self.failover.load_s)
 
     async def wake(self, epoch: int, fds: tuple[int, ...]) -> None:
         """Have every rank join an epoch. Ranks at the leader's vault answer at once. The others first agree with the
         leader on their blocks; the caller sets the time limit."""
-        await self.order("wake", self.place.wake_s if self.share_vault else None, fds, epoch=epoch)
+        await self.order("wake", self.failover.wake_s if self.share_vault else None, fds, epoch=epoch)
 
     async def fenced(self) -> None:
         # Unbounded, like the leader's own wait: a process stuck in the kernel keeps its GPU work, and so the fence.
@@ -182,11 +182,11 @@ class RankProcesses:
 
     async def verify(self) -> list[str]:
         """Return what is wrong with each rank's weights ("": nothing); an empty list if they share the leader's."""
-        return [] if self.share_vault else await self.order("verify", self.place.load_s)
+        return [] if self.share_vault else await self.order("verify", self.failover.load_s)
 
     async def renew(self) -> None:
         if not self.share_vault:
-            await self.order("renew", self.place.load_s)
+            await self.order("renew", self.failover.load_s)
 
     # -- what they report
 
@@ -226,15 +226,15 @@ class StepLeader:
     """Sends steps to ranks with their own vaults, and keeps their indexes equal to the leader's. All methods but
     `start` and `stop` are called in the threads that compute, one at a time."""
 
-    def __init__(self, place: Place, start_s: float) -> None:
-        self.count = 1 + len(place.more_vaults)
+    def __init__(self, failover: FailoverSettings, start_s: float) -> None:
+        self.count = 1 + len(failover.more_vaults)
         self.steps: list[socket.socket] = []
-        self._place, self._start_s = place, start_s
+        self._failover, self._start_s = failover, start_s
         self._tables: list[socket.socket] = []
         self._index: RecordedIndex | None = None  # while it owns a pool
 
     def agreement(self, ranks: RankProcesses) -> LeaderAgreement:
-        return LeaderAgreement(self._tables, self._place.wake_s, ranks.fenced)
+        return LeaderAgreement(self._tables, self._failover.wake_s, ranks.fenced)
 
     async def start(self, ranks: RankProcesses, module: str, work: Callable[[int], bytes]) -> None:
         """Start every rank, and return when all have done their imports. `work(rank)`: what that rank holds."""

@@ -35,7 +35,7 @@ from holdfast.memory.client.pool import PoolMapping
 from holdfast.memory.client.weights import MappedWeights
 from holdfast.memory.devices import view
 from holdfast.memory.layout import TensorSpec
-from holdfast.spec.engines import Place, SimSettings
+from holdfast.spec.engines import FailoverSettings, SimSettings
 
 MIB = 1024 * 1024
 ODD = 0x9E3779B97F4A7C15
@@ -213,7 +213,7 @@ class HostedSim(SimEngine, HostedEngine):
 class VaultSim(VaultEngine[HostedSim]):
     """The sim as a failover engine: on command its wakes fail or hang, and its weights are reported as damaged."""
 
-    def __init__(self, settings: SimSettings, rng: random.Random, place: Place) -> None:
+    def __init__(self, settings: SimSettings, rng: random.Random, place: FailoverSettings) -> None:
         super().__init__(HostedSim(settings, rng), place)
 
     async def verify(self) -> str:

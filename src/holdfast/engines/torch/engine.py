@@ -50,7 +50,7 @@ from holdfast.memory.client.pool import PoolMapping
 from holdfast.memory.devices import OutOfMemory
 from holdfast.memory.torch.arithmetic import arithmetic
 from holdfast.memory.torch.tensors import torch_device
-from holdfast.spec.engines import Place, TorchSettings
+from holdfast.spec.engines import FailoverSettings, TorchSettings
 
 TOP = 4  # likeliest tokens that a canary reports: if its answer rounds differently, the known token is among them
 
@@ -173,11 +173,11 @@ class TorchEngine(SteppedEngine):
         self,
         checkpoint: checkpoints.Checkpoint,
         settings: TorchSettings,
-        place: Place,
+        failover: FailoverSettings,
         progress: checkpoints.OnProgress,
     ) -> None:
-        ranks = 1 + len(place.more_vaults)
-        device = torch_device(place.device)
+        ranks = 1 + len(failover.more_vaults)
+        device = torch_device(failover.device)
         settings = self.settings = share_of_one(settings.for_device(device.type != "cpu"), ranks)
         self.config = config = checkpoint.config
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
@@ -187,9 +187,9 @@ class TorchEngine(SteppedEngine):
         self.weights: TorchWeights = TorchWeights(checkpoint, dtype, device, progress, ranks=ranks)
         reach = self.geometry.block_count * settings.block_tokens
         self.context_tokens_max = min(settings.context_tokens_max or config.context_tokens_max, reach)
-        work = RankWork(checkpoint, settings, place, self.geometry, self.context_tokens_max)
+        work = RankWork(checkpoint, settings, failover, self.geometry, self.context_tokens_max)
         self._leader = TorchLeader(work, device)
-        self._readiness = Readiness(work, self.weights, self._leader, Path(place.vault_socket).parent, progress)
+        self._readiness = Readiness(work, self.weights, self._leader, Path(failover.vault_socket).parent, progress)
         self._stepper = TorchStepThread(self._deliver, self._step_failed, threads_for(settings.threads), device)
         self._blocks: PoolBlocks | None = None
         self._keeping_up = True
@@ -322,6 +322,9 @@ class TorchEngine(SteppedEngine):
 
 
 def torch_engine(
-    checkpoint: checkpoints.Checkpoint, settings: TorchSettings, place: Place, progress: checkpoints.OnProgress
+    checkpoint: checkpoints.Checkpoint,
+    settings: TorchSettings,
+    failover: FailoverSettings,
+    progress: checkpoints.OnProgress,
 ) -> VaultEngine[TorchEngine]:
-    return VaultEngine(TorchEngine(checkpoint, settings, place, progress), place)
+    return VaultEngine(TorchEngine(checkpoint, settings, failover, progress), failover)

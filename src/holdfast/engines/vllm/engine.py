@@ -56,7 +56,7 @@ from holdfast.memory.client.pool import Home, PoolMapping
 from holdfast.memory.devices.contract import DeviceError
 from holdfast.memory.torch.arithmetic import arithmetic
 from holdfast.memory.torch.tensors import dtype_name, torch_device
-from holdfast.spec.engines import Place, VllmSettings
+from holdfast.spec.engines import FailoverSettings, VllmSettings
 
 # vLLM's message when its KV cache is too small for one text of the context's length, with its advice.
 NO_ROOM = ("No available memory for the cache blocks", "larger than the available KV cache memory")
@@ -300,14 +300,19 @@ class VllmEngine(SteppedEngine):
     private_bytes = 0  # its private blocks lie among the pool's
 
     def __init__(
-        self, path: str, identity: str, eos_token_ids: frozenset[int], settings: VllmSettings, place: Place
+        self,
+        path: str,
+        identity: str,
+        eos_token_ids: frozenset[int],
+        settings: VllmSettings,
+        failover: FailoverSettings,
     ) -> None:
-        self.settings = settings.for_device(not place.device.startswith("host"))
-        self.config = engine_config(path, settings, place)
+        self.settings = settings.for_device(not failover.device.startswith("host"))
+        self.config = engine_config(path, settings, failover)
         self._native = take_over(self.config)
-        self._device = torch_device(place.device)
+        self._device = torch_device(failover.device)
         self._build = ModelBuild()
-        self._leader = VllmLeader(place)
+        self._leader = VllmLeader(failover)
         ranks = self.config.parallel_config.tensor_parallel_size
         if ranks != self._leader.count:
             there = f"there are vaults for {self._leader.count}"
@@ -316,8 +321,8 @@ class VllmEngine(SteppedEngine):
         own = loaded_as(identity, settings.options, rank=0 if self._leader.count > 1 else None)
         self.weights: VllmWeights = VllmWeights(own, self._device, self._build)
         self._path, self._identity = path, identity
-        self._eos_token_ids, self._place = eos_token_ids, place
-        self._answers = answers_in(Path(place.vault_socket).parent)
+        self._eos_token_ids, self._failover = eos_token_ids, failover
+        self._answers = answers_in(Path(failover.vault_socket).parent)
         self._stepper = VllmStepThread(self._deliver, self._step_failed)
         self._core: VllmCore | None = None
         self._orders: OpenRequests | None = None  # while it serves
@@ -385,7 +390,7 @@ class VllmEngine(SteppedEngine):
 
     async def prepare(self, memory: VaultMemory, ranks: RankProcesses) -> None:
         ground = ScratchMemory(memory.device, asyncio.get_running_loop())
-        kv = KvHome(self._device, ground, self._place.engine_id, self._place.direct)
+        kv = KvHome(self._device, ground, self._failover.engine_id, self._failover.direct)
         parts = WorkerParts(self._build, Scratch(self._device, ground), kv, self._leader)
         await self._leader.start_ranks(memory, ranks, self._path, self._identity, self.settings)
         core, _ = await asyncio.gather(self._in_step_thread(lambda: self._make(parts)), ranks.load())
@@ -394,7 +399,7 @@ class VllmEngine(SteppedEngine):
         self.home = kv.home
         if not kv.direct:
             core.name_blocks(self.geometry.root())
-        await ranks.order("stand_by", self._place.load_s)
+        await ranks.order("stand_by", self._failover.load_s)
 
     def _make(self, parts: WorkerParts) -> VllmCore:
         try:
@@ -513,6 +518,6 @@ class VllmEngine(SteppedEngine):
 
 
 def vllm_engine(
-    path: str, identity: str, eos_token_ids: Iterable[int], settings: VllmSettings, place: Place
+    path: str, identity: str, eos_token_ids: Iterable[int], settings: VllmSettings, failover: FailoverSettings
 ) -> VaultEngine[VllmEngine]:
-    return VaultEngine(VllmEngine(path, identity, frozenset(eos_token_ids), settings, place), place)
+    return VaultEngine(VllmEngine(path, identity, frozenset(eos_token_ids), settings, failover), failover)

@@ -24,7 +24,7 @@ from vllm.engine.arg_utils import EngineArgs
 from holdfast.core.errors import Refused
 from holdfast.engines.vllm.hooks import installed
 from holdfast.engines.vllm.reserved_options import PASSED, RESERVED, check_given, check_words, flag_of
-from holdfast.spec.engines import GIB, Place, VllmSettings
+from holdfast.spec.engines import GIB, FailoverSettings, VllmSettings
 from holdfast.spec.names import is_host
 
 try:
@@ -85,12 +85,12 @@ def given(words: Sequence[str], *, direct: bool = False) -> dict[str, Any]:
 
 
 def engine_args(
-    model_path: str, settings: VllmSettings, place: Place, holdfast: Mapping[str, Any] | None = None
+    model_path: str, settings: VllmSettings, failover: FailoverSettings, holdfast: Mapping[str, Any] | None = None
 ) -> EngineArgs:
     """Return vLLM's arguments for a model that is on this machine. `holdfast`: what our classes inside vLLM are told,
     which they find as `additional_config["holdfast"]`. Refused, or UserError, says what cannot be."""
-    is_gpu = not is_host(place.device)
-    settings, said = settings.for_device(is_gpu), given(settings.options, direct=place.direct)
+    is_gpu = not is_host(failover.device)
+    settings, said = settings.for_device(is_gpu), given(settings.options, direct=failover.direct)
     if ROOM in (more := dict(said.pop("additional_config", None) or {})):
         raise Refused(f"--additional-config has {ROOM}, which is Holdfast's own; leave it out")
     defaults: dict[str, Any] = {} if is_gpu else {"block_size": CPU_BLOCK_TOKENS}
@@ -109,7 +109,7 @@ def engine_args(
         "disable_log_stats": True,
         "additional_config": {**more, ROOM: dict(holdfast or {})},
     }
-    if not place.direct:
+    if not failover.direct:
         owned |= {"enable_prefix_caching": True}
     known = {field.name for field in dataclasses.fields(EngineArgs)}
     if missing := sorted(set(owned) - known):
@@ -118,11 +118,11 @@ def engine_args(
 
 
 def engine_config(
-    model_path: str, settings: VllmSettings, place: Place, holdfast: Mapping[str, Any] | None = None
+    model_path: str, settings: VllmSettings, failover: FailoverSettings, holdfast: Mapping[str, Any] | None = None
 ) -> Any:
     """Return vLLM's whole configuration (a VllmConfig), as `engine_args`. The model's config.json is read for it, no
     weight. Raise Refused with vLLM's own words for what it cannot do with this model."""
-    args = engine_args(model_path, settings, place, holdfast)
+    args = engine_args(model_path, settings, failover, holdfast)
     try:
         config = args.create_engine_config()
     except (ValueError, RuntimeError, OSError) as error:
@@ -131,7 +131,7 @@ def engine_config(
     assert backend == "uni", f"vLLM chose {backend}: was it imported before its environment was set (`environment`)?"
     if scheduler.scheduler_cls is not None:
         raise Refused(f"this model needs vLLM's own scheduler {scheduler.scheduler_cls}; it cannot be served")
-    plain, ahead = (DIRECT_SCHEDULER, DIRECT_ASYNC_SCHEDULER) if place.direct else (SCHEDULER, ASYNC_SCHEDULER)
+    plain, ahead = (DIRECT_SCHEDULER, DIRECT_ASYNC_SCHEDULER) if failover.direct else (SCHEDULER, ASYNC_SCHEDULER)
     scheduler.scheduler_cls = ahead if scheduler.async_scheduling else plain  # which is settled only by now
     return config
 

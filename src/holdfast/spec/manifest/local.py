@@ -24,7 +24,7 @@ from holdfast.settings import Environment, read_environment
 from holdfast.spec.arguments import HelpWanted
 from holdfast.spec.canaries import is_text
 from holdfast.spec.commands import asked, control_by, frontend_by, worker_by
-from holdfast.spec.deployment import Seat
+from holdfast.spec.deployment import DeviceSlot
 from holdfast.spec.engines import REAL
 from holdfast.spec.launch import FrontendLaunch, Launch, VaultLaunch, WorkerLaunch
 from holdfast.spec.manifest.pod import GRACE_S, Container, Pod
@@ -35,7 +35,7 @@ from holdfast.spec.manifest.types import FRONTEND, WORKER
 from holdfast.spec.names import check_process_name, own_page, room_for_socket, socket_path
 from holdfast.spec.settings import S
 
-# Options for a process's place and deployment: the plan sets them, not a container.
+# Options for a process's addresses and deployment: the plan sets them, not a container.
 PLACED = frozenset({"--name", "--address", "--beat-address", "--status-address", "--advertise", "--store"}) | {
     *("--deployment", "--lock", "--lock-token-file", "--group", "--vault-socket", "--device", "--engine-id")
 }
@@ -92,16 +92,16 @@ class Machine:
         return SecretValues(container, self.secret_source, self.environ, self.state_dir)
 
 
-def replica_launches(pod: Pod, replica: str, seats: Sequence[Seat], machine: Machine) -> list[Launch]:
-    """Return the processes of the replica with this name; raise Refused if one cannot run. `seats`: the devices of a
-    failover group (`seats_of`), or of a worker without failover that has a device."""
+def replica_launches(pod: Pod, replica: str, slots: Sequence[DeviceSlot], machine: Machine) -> list[Launch]:
+    """Return the processes of the replica with this name; raise Refused if one cannot run. `slots`: the devices of a
+    failover group (`slots_needed`), or of a worker without failover that has a device."""
     with settled():
-        return list(_launches(pod, replica, seats, machine))
+        return list(_launches(pod, replica, slots, machine))
 
 
-def _launches(pod: Pod, replica: str, seats: Sequence[Seat], machine: Machine) -> Sequence[Launch]:
+def _launches(pod: Pod, replica: str, slots: Sequence[DeviceSlot], machine: Machine) -> Sequence[Launch]:
     if pod.component_type == WORKER:
-        return [*_vaults(pod, replica, seats, machine), *_engines(pod, replica, seats, machine)]
+        return [*_vaults(pod, replica, slots, machine), *_engines(pod, replica, slots, machine)]
     (container,) = pod.containers
     _check_name(replica, machine)
     kept = _kept(pod, container, machine)
@@ -111,9 +111,9 @@ def _launches(pod: Pod, replica: str, seats: Sequence[Seat], machine: Machine) -
     return [replace(control, name=replica, status_any=True, store=machine.store_url, **kept)]
 
 
-def seats_of(pod: Pod, machine: Machine) -> tuple[int, bool]:
-    """Return how many seats a replica needs (0 without failover), and whether they are on GPUs if the machine has any.
-    A sim engine has one seat, in host memory."""
+def slots_needed(pod: Pod, machine: Machine) -> tuple[int, bool]:
+    """Return how many slots a replica needs (0 without failover), and whether they are on GPUs if the machine has any.
+    A sim engine has one slot, in host memory."""
     if not pod.claims:
         return 0, False
     engine = worker_of(pod, machine).engine
@@ -121,7 +121,7 @@ def seats_of(pod: Pod, machine: Machine) -> tuple[int, bool]:
 
 
 def worker_of(pod: Pod, machine: Machine) -> WorkerLaunch:
-    """Return the settings of an engine of a worker's pod, without its seats; raise Refused if it cannot run."""
+    """Return the settings of an engine of a worker's pod, without its slots; raise Refused if it cannot run."""
     with settled():
         launch = _worker(pod.containers[0], pod.name, machine)
         gpus = pod.claims[0].gpus if pod.claims else 1
@@ -132,23 +132,23 @@ def worker_of(pod: Pod, machine: Machine) -> WorkerLaunch:
         return replace(launch, torch=replace(launch.torch, ranks=ranks), standbys=len(pod.containers) - 1)
 
 
-def _vaults(pod: Pod, replica: str, seats: Sequence[Seat], machine: Machine) -> Iterator[VaultLaunch]:
+def _vaults(pod: Pod, replica: str, slots: Sequence[DeviceSlot], machine: Machine) -> Iterator[VaultLaunch]:
     """Yield a vault for each device; the plan has one container for all."""
     if not pod.init:
         return
     env = machine.environment(pod.containers[0], replica)
-    for rank, seat in enumerate(seats):
+    for rank, slot in enumerate(slots):
         yield VaultLaunch(
             state_dir=str(machine.state_dir),
             log_level=env.log_level,
             name=f"{replica}-vault" + (f"-r{rank + 1}" if rank else ""),
             deployment=env.deployment,
-            device=seat.device,
-            socket_path=socket_path(machine.vaults, seat.socket_name),
+            device=slot.device,
+            socket_path=socket_path(machine.vaults, slot.socket_name),
         )
 
 
-def _engines(pod: Pod, replica: str, seats: Sequence[Seat], machine: Machine) -> Iterator[WorkerLaunch]:
+def _engines(pod: Pod, replica: str, slots: Sequence[DeviceSlot], machine: Machine) -> Iterator[WorkerLaunch]:
     """Yield the engines that share the vaults' memory (the lock elects the active one); without vaults, one worker."""
     for container in pod.containers:
         name = f"{replica}-{container.name}" if pod.init else replica
@@ -161,9 +161,9 @@ def _engines(pod: Pod, replica: str, seats: Sequence[Seat], machine: Machine) ->
             **_kept(pod, container, machine),
         )
         if pod.init:
-            yield _seated(launch, replica, seats, machine, len(pod.containers) - 1)
+            yield _with_vaults(launch, replica, slots, machine, len(pod.containers) - 1)
         else:  # it has no vault; the device only says where it runs
-            yield replace(launch, place=replace(launch.place, device=seats[0].device)) if seats else launch
+            yield replace(launch, failover=replace(launch.failover, device=slots[0].device)) if slots else launch
 
 
 def _worker(container: Container, replica: str, machine: Machine) -> WorkerLaunch:
@@ -179,13 +179,15 @@ def _worker(container: Container, replica: str, machine: Machine) -> WorkerLaunc
     )
 
 
-def _seated(launch: WorkerLaunch, replica: str, seats: Sequence[Seat], machine: Machine, standbys: int) -> WorkerLaunch:
-    sockets = [(socket_path(machine.vaults, seat.socket_name), seat.device) for seat in seats]
+def _with_vaults(
+    launch: WorkerLaunch, replica: str, slots: Sequence[DeviceSlot], machine: Machine, standbys: int
+) -> WorkerLaunch:
+    sockets = [(socket_path(machine.vaults, slot.socket_name), slot.device) for slot in slots]
     (socket, device), *others = sockets
-    ranks = len(seats) if launch.engine == "torch" else 1
+    ranks = len(slots) if launch.engine == "torch" else 1
     return replace(
         launch,
-        place=replace(launch.place, vault_socket=socket, device=device, more_vaults=tuple(others)),
+        failover=replace(launch.failover, vault_socket=socket, device=device, more_vaults=tuple(others)),
         torch=replace(launch.torch, ranks=ranks),
         group=replica,
         standbys=standbys,

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from holdfast.core.errors import Refused
 from holdfast.settings import read_environment
 from holdfast.spec.commands import control_by
-from holdfast.spec.deployment import Seat, pairs_on, seat_at
+from holdfast.spec.deployment import DeviceSlot, device_slot, pairs_on
 from holdfast.spec.launch import ControlLaunch, Launch, StoreLaunch, WorkerLaunch
 from holdfast.spec.manifest.fleet import Fleet
-from holdfast.spec.manifest.local import Machine, replica_launches, seats_of, worker_of
+from holdfast.spec.manifest.local import Machine, replica_launches, slots_needed, worker_of
 from holdfast.spec.manifest.parts import Probe
 from holdfast.spec.manifest.pods import pods
 from holdfast.spec.manifest.rules import Finding, Findings, Steps, probes_of, services_in, variables_in
@@ -45,15 +45,15 @@ def whole(manifest: Manifest, machine: Machine, gpus: Sequence[str], named: Name
     launches: list[Launch] = []
     if not machine.store:
         launches.append(StoreLaunch(state_dir=str(machine.state_dir), name="store", address=machine.store_url))
-    taken: dict[bool, list[list[Seat]]] = {True: [], False: []}  # by whether they are on GPUs or in host memory
+    taken: dict[bool, list[list[DeviceSlot]]] = {True: [], False: []}  # by whether they are on GPUs or in host memory
     for pod in pods(manifest):
-        ranks, on_gpus = seats_of(pod, machine)
+        ranks, on_gpus = slots_needed(pod, machine)
         here = gpus if on_gpus else ()
         if here and ranks > len(here):
             raise Refused(f"{pod.service}: each replica needs {ranks} GPUs, and there are {len(here)}")
         for number in range(pod.replicas):
             first = sum(map(len, taken[bool(here)]))
-            own = [seat_at(here, first + rank) for rank in range(ranks)]
+            own = [device_slot(here, first + rank) for rank in range(ranks)]
             taken[bool(here)].append(own)
             launches += replica_launches(pod, pod.replica(number), own, machine)
     if not any(service.replicas for service in manifest.of_type(PLANNER).values()):
@@ -65,7 +65,7 @@ def findings(manifest: Manifest, machine: Machine) -> Findings:
     """Yield the services that cannot run on this machine, with the reason (a rule for errors)."""
     for pod in pods(manifest):
         try:
-            replica_launches(pod, pod.replica(0), [seat_at((), 0)] * seats_of(pod, machine)[0], machine)
+            replica_launches(pod, pod.replica(0), [device_slot((), 0)] * slots_needed(pod, machine)[0], machine)
         except Refused as error:
             yield Finding(("spec", "services", pod.service, "extraPodSpec", "mainContainer"), str(error))
 
@@ -75,7 +75,7 @@ def cramped(manifest: Manifest, machine: Machine) -> Findings:
     machines with GPUs)."""
     for pod in pods(manifest):
         with contextlib.suppress(Refused):  # reported by `findings`
-            if seats_of(pod, machine)[1] and not worker_of(pod, machine).kv_gib:
+            if slots_needed(pod, machine)[1] and not worker_of(pod, machine).kv_gib:
                 yield Finding(("spec", "services", pod.service, "extraPodSpec", "mainContainer", "args"), LEFT)
 
 
@@ -125,7 +125,7 @@ def settled_launch(launch: Launch, named: Named, sharing: int) -> Launch:
     if not isinstance(launch, WorkerLaunch):
         return launch
     source, model = named(launch.engine, launch.source, launch.model)
-    pairs = 1 if is_host(launch.place.device) else sharing
+    pairs = 1 if is_host(launch.failover.device) else sharing
     if pairs > 1 and not launch.kv_gib:
         raise Refused(f"{pairs} workers would share a GPU; say with --kv-gib how much each of their KV pools may have")
     return replace(launch, source=source, model=model, device_pairs=pairs)

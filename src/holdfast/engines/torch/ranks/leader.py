@@ -40,7 +40,7 @@ class TorchLeader(StepLeader):
     """The leader of a torch engine's ranks: call `start_ranks` once; its computers then compute on every rank."""
 
     def __init__(self, work: RankWork, device: torch.device) -> None:
-        super().__init__(work.place, START_S)
+        super().__init__(work.failover, START_S)
         self.group: RankGroup | None = None
         self._work, self._device = work, device
         self._lock = threading.Lock()  # held for a step's frames and all-reduces: all ranks must have the same order
@@ -50,7 +50,7 @@ class TorchLeader(StepLeader):
         if self.count == 1:
             return
         memory.join(self.agreement(ranks))
-        folder = Path(tempfile.mkdtemp(prefix=".ranks-", dir=Path(self._work.place.vault_socket).parent))
+        folder = Path(tempfile.mkdtemp(prefix=".ranks-", dir=Path(self._work.failover.vault_socket).parent))
         try:
             await self.start(ranks, "holdfast.engines.torch.ranks.rank", self._work_of)
             joined = asyncio.to_thread(RankGroup.join, folder, self._work, self._device)
@@ -60,8 +60,8 @@ class TorchLeader(StepLeader):
         await ranks.load()
 
     def _work_of(self, rank: int) -> bytes:
-        place, geometry = self._work.place.of_rank(rank), replace(self._work.geometry, rank=rank)
-        return encode_work(replace(self._work, place=place, geometry=geometry))
+        failover, geometry = self._work.failover.of_rank(rank), replace(self._work.geometry, rank=rank)
+        return encode_work(replace(self._work, failover=failover, geometry=geometry))
 
     def scheduler(self, settings: SchedulerSettings, blocks: Blocks, pool: Pool) -> Scheduler:
         if self.count == 1:

@@ -31,8 +31,8 @@ class TorchRank(VaultRank):
     def __init__(self, launch: RankLaunch, work: RankWork, link: LeaderLink) -> None:
         self._work, self._geometry = work, work.geometry
         private_bytes = self._geometry.block_bytes * private_blocks(work.settings.block_tokens)
-        super().__init__(launch, link, self._geometry.rank, work.place, private_bytes)
-        self._device = torch_device(work.place.device)
+        super().__init__(launch, link, self._geometry.rank, work.failover, private_bytes)
+        self._device = torch_device(work.failover.device)
         share = {"rank": self._geometry.rank, "ranks": self._geometry.rank_count}
         self._weights = TorchWeights(work.checkpoint, work.dtype, self._device, lambda *_: None, **share)
         self._group: RankGroup | None = None

@@ -23,14 +23,14 @@ from holdfast.engines.torch.model.linear import AllReduce, tree_sum
 from holdfast.engines.torch.stepper import threads_for
 from holdfast.kv.geometry import Geometry
 from holdfast.memory.torch.tensors import storage_at, tensor_in
-from holdfast.spec.engines import Place, TorchSettings
+from holdfast.spec.engines import FailoverSettings, TorchSettings
 
 
 @dataclass(frozen=True, slots=True)
 class RankWork:
     checkpoint: Checkpoint
     settings: TorchSettings
-    place: Place
+    failover: FailoverSettings
     geometry: Geometry
     positions_max: int  # of a text
 
@@ -61,7 +61,7 @@ class _WorkMessage(msgspec.Struct, frozen=True):
     """A `RankWork` between processes: plain data, which can be read and do nothing else."""
 
     settings: TorchSettings
-    place: Place
+    failover: FailoverSettings = msgspec.field(name="place")
     geometry: Geometry  # with the weights' identity, as the leader knows them
     positions_max: int
     files: FileCheckpoint | None = None
@@ -72,7 +72,7 @@ def encode_work(work: RankWork) -> bytes:
     """Encode the work for a rank's process, without the model's text, which only the leader needs."""
     checkpoint = replace(work.checkpoint, tokenizer_json=b"", chat_template=None)
     kind = {"files" if isinstance(checkpoint, FileCheckpoint) else "random": checkpoint}
-    words = _WorkMessage(work.settings, work.place, work.geometry, work.positions_max, **kind)  # type: ignore[arg-type]
+    words = _WorkMessage(work.settings, work.failover, work.geometry, work.positions_max, **kind)  # type: ignore[arg-type]
     return msgspec.json.encode(words, enc_hook=str)  # paths are the only thing that JSON does not know
 
 
@@ -82,7 +82,7 @@ def decode_work(data: bytes) -> RankWork:
     checkpoint = words.files or words.random
     if checkpoint is None or checkpoint.identity != words.geometry.weights:
         raise ValueError(f"these are not the leader's weights, {words.geometry.weights}")
-    return RankWork(checkpoint, words.settings, words.place, words.geometry, words.positions_max)
+    return RankWork(checkpoint, words.settings, words.failover, words.geometry, words.positions_max)
 
 
 def share_of_one(settings: TorchSettings, ranks: int) -> TorchSettings:

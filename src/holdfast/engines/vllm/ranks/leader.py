@@ -23,7 +23,7 @@ import msgspec
 from holdfast.engines.host.memory import VaultMemory
 from holdfast.engines.ranks.frames import ANSWER_S
 from holdfast.engines.ranks.leader import RankProcesses, StepLeader
-from holdfast.spec.engines import Place, VllmSettings
+from holdfast.spec.engines import FailoverSettings, VllmSettings
 
 START_S = 300.0  # a process that imports vLLM on a busy machine takes a minute
 SHARED_MEMORY = Path("/dev/shm")
@@ -35,7 +35,7 @@ class VllmRankWork(msgspec.Struct, frozen=True):
     path: str  # of the model
     identity: str
     settings: VllmSettings
-    place: Place
+    failover: FailoverSettings = msgspec.field(name="place")
     rank: int
     ranks: int
     meeting: str
@@ -44,10 +44,10 @@ class VllmRankWork(msgspec.Struct, frozen=True):
 class VllmLeader(StepLeader):
     """The leader of a vLLM engine's ranks: call `start_ranks` once; later calls run on every rank."""
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place, START_S)
-        at = Path(place.vault_socket)
-        self._folder = at.with_name(f"{at.stem}.ranks-{place.engine_id}")
+    def __init__(self, failover: FailoverSettings) -> None:
+        super().__init__(failover, START_S)
+        at = Path(failover.vault_socket)
+        self._folder = at.with_name(f"{at.stem}.ranks-{failover.engine_id}")
         self.meeting = ""  # the address at which vLLM's ranks find each other
 
     async def start_ranks(
@@ -65,12 +65,12 @@ class VllmLeader(StepLeader):
         self.meeting = f"file://{name}"
 
         def work(rank: int) -> bytes:
-            place = self._place.of_rank(rank)
-            return msgspec.json.encode(VllmRankWork(path, identity, settings, place, rank, self.count, self.meeting))
+            failover = self._failover.of_rank(rank)
+            return msgspec.json.encode(VllmRankWork(path, identity, settings, failover, rank, self.count, self.meeting))
 
         await self.start(ranks, "holdfast.engines.vllm.ranks.rank", work)
         for steps in self.steps:
-            steps.settimeout(self._place.load_s)  # one rank may compile kernels that another has already
+            steps.settimeout(self._failover.load_s)  # one rank may compile kernels that another has already
 
     def stop(self) -> None:
         super().stop()

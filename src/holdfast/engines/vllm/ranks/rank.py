@@ -35,11 +35,11 @@ class VllmRank(VaultRank):
     ranks."""
 
     def __init__(self, launch: RankLaunch, work: VllmRankWork, link: LeaderLink) -> None:
-        super().__init__(launch, link, work.rank, work.place)
+        super().__init__(launch, link, work.rank, work.failover)
         self._work = work
-        self._config = engine_config(work.path, work.settings, work.place)
+        self._config = engine_config(work.path, work.settings, work.failover)
         take_over(self._config)
-        self._device = torch_device(work.place.device)
+        self._device = torch_device(work.failover.device)
         self._build = ModelBuild()
         identity = loaded_as(work.identity, work.settings.options, work.rank)
         self._weights = VllmWeights(identity, self._device, self._build)
@@ -48,7 +48,7 @@ class VllmRank(VaultRank):
 
     async def load(self) -> None:
         ground = ScratchMemory(self.memory.device, asyncio.get_running_loop())
-        kv = KvHome(self._device, ground, self.place.engine_id, self.place.direct)
+        kv = KvHome(self._device, ground, self.failover.engine_id, self.failover.direct)
         self._parts = WorkerParts(self._build, Scratch(self._device, ground), kv)
         self.begin_steps()
         await self.memory.load(self._weights)

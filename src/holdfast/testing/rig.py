@@ -48,7 +48,7 @@ class EngineSeen:
     facts: dict[str, Any]
 
 
-class Place:
+class DeploymentRig:
     """The state directory, port and environment of one deployment. A given `folder` is not removed."""
 
     def __init__(self, folder: Path | None = None, environ: Mapping[str, str] | None = None) -> None:

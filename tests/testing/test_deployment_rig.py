@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing.place import Place
+from holdfast.testing.rig import DeploymentRig
 
 
 class Page(http.server.BaseHTTPRequestHandler):
@@ -40,6 +40,6 @@ def test_an_engine_that_has_ended_is_not_listed_even_if_its_port_answers(tmp_pat
         for name, pid in (("worker-1a", ended.pid), ("worker-1b", os.getpid())):
             record = {"role": "worker", "pid": pid, "status": f"127.0.0.1:{server.server_port}"}
             (tmp_path / "run" / f"{name}.json").write_text(json.dumps(record))
-        assert [engine.name for engine in Place(tmp_path).engines()] == ["worker-1b"]
+        assert [engine.name for engine in DeploymentRig(tmp_path).engines()] == ["worker-1b"]
         server.shutdown()
     ended.wait()

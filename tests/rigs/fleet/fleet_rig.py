@@ -15,14 +15,14 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 from holdfast.spec.names import node_dir
-from holdfast.testing.place import Place
 from holdfast.testing.processes import processes_in
+from holdfast.testing.rig import DeploymentRig
 
 ASKED_S = 180.0  # for an answer, with its model being brought on a loaded machine
 FIRST = "n1"
 
 
-class FleetPlace(Place):
+class FleetRig(DeploymentRig):
     """`devices` of `gib` each, or the GPU `device`, and `host_gib` for WARM replicas, of every node; `nodes`: how many.
     `more`: of `holdfast up`'s options."""
 

@@ -1,4 +1,4 @@
-"""A place of its own for `holdfast up`, and what its commands show there."""
+"""A `holdfast up` with a state directory and port of its own, and what its commands show there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from holdfast.cli.status import look_at_all
-from holdfast.testing import place
+from holdfast.testing import rig
 from holdfast.testing.answers import Answer
 from holdfast.testing.clients import Stream
 from holdfast.testing.waiting import wait_until
@@ -31,7 +31,7 @@ def until(true: Any, what: str, bound_s: float = START_S) -> float:
     return wait_until(true, what, bound_s)
 
 
-class Place(place.Place):
+class UpRig(rig.DeploymentRig):
     """Where one deployment of this shape lives."""
 
     def __init__(self, *shape: str) -> None:
@@ -133,8 +133,8 @@ class Place(place.Place):
 class Asker:
     """Asks without a key until it is stopped, on a new connection each time, and keeps the statuses."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, rig: UpRig) -> None:
+        self._rig = rig
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._ask, daemon=True)
         self.statuses: set[int] = set()
@@ -142,7 +142,7 @@ class Asker:
     def _ask(self) -> None:
         while not self._over.wait(0.05):
             try:
-                self.statuses.add(self._place.get("/v1/models")[0])
+                self.statuses.add(self._rig.get("/v1/models")[0])
             except OSError:
                 self.statuses.add(0)
 
