@@ -116,13 +116,23 @@ def own_settings(kind: type[Settings]) -> tuple[Setting, ...]:
 
 def all_settings(pattern: Settings) -> Iterator[Setting]:
     """Yield every setting in `pattern` and in the structs inside it, with its value there as its default."""
-    for setting in fields_of(type(pattern), pattern):
+    for setting in _all_settings(type(pattern)):
+        value = functools.reduce(getattr, setting.path, pattern)
+        yield setting if value is setting.default else replace(setting, default=value)
+
+
+@functools.cache
+def _all_settings(kind: type[Settings]) -> tuple[Setting, ...]:
+    """Return every setting of a struct and of the structs inside it. Cached, because every command line needs them."""
+    found = []
+    for setting in _fields(kind):
         if not _is_struct(setting.type):
-            yield setting
+            found.append(setting)
             continue
-        for inner in all_settings(setting.default):
+        for inner in _all_settings(setting.type):
             extra = {**setting.extra, **inner.extra}
-            yield replace(inner, path=(setting.name, *inner.path), extra=extra)
+            found.append(replace(inner, path=(setting.name, *inner.path), extra=extra))
+    return tuple(found)
 
 
 def filled(pattern: S, values: Mapping[Path, Any]) -> S:
