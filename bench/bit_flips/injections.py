@@ -128,7 +128,7 @@ class Patient:
     async def _judged(self, question: int) -> str:
         known, asker = self.expectations, await self.find()
         assert known is not None
-        return known.judge(question, await asker.ask(known.questions[question]))
+        return known.find_error(question, await asker.ask(known.questions[question]))
 
     async def _restored(self, seed: int) -> Row:
         """Return what the engine that serves now says of its weights, and whether a check accuses it, sound as it is.

@@ -61,7 +61,7 @@ def stopped_twice(*names: str) -> HealthRig:
             (Liveness.STOPPED, Liveness.ALIVE),
         ):
             for name in names:
-                made.tell(hc.LivenessJudged(name, LivenessChanged(before, after, "by the kernel's word")))
+                made.tell(hc.LivenessReported(name, LivenessChanged(before, after, "by the kernel's word")))
             made.wait(1.0)
         made.wait(0.0 if again else 10.0)
     return made
@@ -350,7 +350,7 @@ def test_one_that_crawls_serves_where_the_others_have_no_traffic_either() -> Non
     made.begin("b2")
     made.wait(20.0)
     assert made.standings["a"].weight == 0.0
-    made.tell(hc.LivenessJudged("b2", LivenessChanged(Liveness.ALIVE, Liveness.WEDGED, "no step")))
+    made.tell(hc.LivenessReported("b2", LivenessChanged(Liveness.ALIVE, Liveness.WEDGED, "no step")))
     made.wait(10.0)
     assert made.standings["a"].weight > 0.0
 
@@ -503,7 +503,7 @@ def play(made: Watched, name: str, step: tuple[str, object], wait_s: float) -> N
         case "attempts":
             made.tell(hc.AttemptsReported(name, b.Attempts(0 if value else 3, {FailureKind.STALLED: value})))  # type: ignore[dict-item]
         case "judged":
-            made.tell(hc.LivenessJudged(name, LivenessChanged(Liveness.SUSPECT, value, "so")))  # type: ignore[arg-type]
+            made.tell(hc.LivenessReported(name, LivenessChanged(Liveness.SUSPECT, value, "so")))  # type: ignore[arg-type]
         case "fault" if value:
             made.tell(hc.DeviceRead("d", s.DeviceReport(fault_of("d", value), made.now)))  # type: ignore[arg-type]
         case "fault":
@@ -537,7 +537,7 @@ def test_no_order_of_events_breaks_its_promises(story: list[tuple[int, tuple[str
     made.begin()
     made.tell(hc.DeviceRead("d", s.DeviceReport(None, made.now)))
     for name in PAIRS:
-        made.tell(hc.LivenessJudged(name, LivenessChanged(Liveness.PROBATION, Liveness.ALIVE, "so")))
+        made.tell(hc.LivenessReported(name, LivenessChanged(Liveness.PROBATION, Liveness.ALIVE, "so")))
         made.tell(hc.SpareAssigned(name, False))
     made.wait(200.0)
     for name in ("a", "b", "c", "d"):

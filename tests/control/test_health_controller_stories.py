@@ -123,8 +123,8 @@ class WardStory:
             case "gone-unseen":
                 del self.set.workers[name]
             case "stopped" | "probation" | "alive":
-                judged = LivenessChanged(Liveness.SUSPECT, Liveness(word), "as its judge says")
-                self.set.tell(hc.LivenessJudged(name, judged))
+                judged = LivenessChanged(Liveness.SUSPECT, Liveness(word), "as the story wants")
+                self.set.tell(hc.LivenessReported(name, judged))
             case "fails":
                 self.set.tell(hc.EngineFailed(name, " ".join(rest)))
             case _:

@@ -107,8 +107,8 @@ class Deployment:
         """Control is killed, and another leads after a while: it reads what stands, and finds those that are there."""
         self.now_s += after_s
         level = msgspec.json.decode(msgspec.json.encode(self.written), type=LevelRecord) if self.written else None
-        judged = bool(self.facts.keys() & self.records.keys())
-        self.kept = LevelController(self.settings, level, judged=judged)
+        continues = bool(self.facts.keys() & self.records.keys())
+        self.kept = LevelController(self.settings, level, continues=continues)
         for name, facts in self.facts.items():
             self.tell(WorkerCame(name, facts, 8))
             self.tell(WorkerWeighed(name, self.records[name]))

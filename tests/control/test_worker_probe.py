@@ -61,9 +61,9 @@ async def test_who_hears_nobody_calls_nobody_gone() -> None:
     listener.others_heard_s = 100.1 - WITNESS_S
     made.tick(100.1)
     made.tick(100.2)
-    assert listener.events == [hc.LivenessJudged(made.path, GONE)]
+    assert listener.events == [hc.LivenessReported(made.path, GONE)]
     made._on_finding(BACK)
-    assert listener.events[1:] == [hc.LivenessJudged(made.path, BACK)]
+    assert listener.events[1:] == [hc.LivenessReported(made.path, BACK)]
 
 
 async def test_who_is_back_before_another_is_heard_was_never_gone() -> None:
@@ -74,7 +74,7 @@ async def test_who_is_back_before_another_is_heard_was_never_gone() -> None:
     made._on_finding(BACK)
     listener.others_heard_s = 100.0
     made.tick(100.0)
-    assert listener.events == [hc.LivenessJudged(made.path, BACK)]
+    assert listener.events == [hc.LivenessReported(made.path, BACK)]
 
 
 @pytest.mark.parametrize("address", ["", "junk", "tcp://h:99999999"])

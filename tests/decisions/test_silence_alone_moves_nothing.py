@@ -7,21 +7,21 @@ from holdfast.health.liveness import (
     STARVED_TICKS_MAX,
     TICK_S,
     Connected,
-    Judge,
     Liveness,
     LivenessTick,
     MoveLostStreams,
     ProbeResult,
+    WorkerLiveness,
 )
 
 
-def silent(judge: Judge, seconds: float, probe: ProbeResult, began_s: float) -> list[object]:
-    """What the judge answers to that much silence with open streams, looked at in every tick."""
+def silent(liveness: WorkerLiveness, seconds: float, probe: ProbeResult, began_s: float) -> list[object]:
+    """What the liveness answers to that much silence with open streams, looked at in every tick."""
     effects: list[object] = []
     for index in range(1, round(seconds / TICK_S) + 1):
         now_s = began_s + index * TICK_S
-        effects += judge.step(LivenessTick(True), now_s)
-        effects += judge.step(probe, now_s)
+        effects += liveness.step(LivenessTick(True), now_s)
+        effects += liveness.step(probe, now_s)
     return effects
 
 
@@ -31,19 +31,19 @@ def moves(effects: list[object]) -> bool:
 
 def test_silence_alone_moves_nothing() -> None:
     """Nine seconds without a sign from a process that is able to run: suspected, starved, and left alone."""
-    judge = Judge("w")
-    judge.step(Connected(True), 0.0)
-    judge.step(LivenessTick(True), 0.0)
+    liveness = WorkerLiveness("w")
+    liveness.step(Connected(True), 0.0)
+    liveness.step(LivenessTick(True), 0.0)
     runnable = ProbeResult(gone=False, state="R", thread_state="R")
-    assert not moves(silent(judge, STARVED_TICKS_MAX * TICK_S - 1.0, runnable, 0.0))
-    assert judge.state is Liveness.STARVED
-    assert not judge.routable
+    assert not moves(silent(liveness, STARVED_TICKS_MAX * TICK_S - 1.0, runnable, 0.0))
+    assert liveness.state is Liveness.STARVED
+    assert not liveness.routable
 
 
 def test_the_kernels_word_moves_streams_at_once() -> None:
     """The same silence from a stopped process moves its streams as soon as it is a suspect."""
-    judge = Judge("w")
-    judge.step(Connected(True), 0.0)
-    judge.step(LivenessTick(True), 0.0)
-    assert moves(silent(judge, 0.7, ProbeResult(gone=False, state="T", thread_state="T"), 0.0))
-    assert judge.state is Liveness.STOPPED
+    liveness = WorkerLiveness("w")
+    liveness.step(Connected(True), 0.0)
+    liveness.step(LivenessTick(True), 0.0)
+    assert moves(silent(liveness, 0.7, ProbeResult(gone=False, state="T", thread_state="T"), 0.0))
+    assert liveness.state is Liveness.STOPPED

@@ -1,5 +1,5 @@
-"""One worker's canaries: the schedule and the judge, for any order of events, and the defects they must not have
-(facts 14)."""
+"""One worker's canaries: the schedule and the check of answers, for any order of events, and the defects they must not
+have (facts 14)."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ def test_who_takes_over_is_asked_once_its_streams_run_again(load: int) -> None:
     assert kinds(made.tell(CheckRequested("a doubt"))) == [SendTry]
 
 
-# -- the judge
+# -- the check of answers
 
 
 def test_two_retries_come_before_a_verdict() -> None:

@@ -161,7 +161,7 @@ def test_what_no_sound_engine_answers_is_wrong_whatever_is_expected(value: float
     """NaN, infinities, and probabilities above 1."""
     made = expectations("a")
     top = ((1, value), (2, -3.0))
-    assert made.judge(0, CanaryAnswer((1,), (top,)))
+    assert made.find_error(0, CanaryAnswer((1,), (top,)))
 
 
 def test_an_answer_is_read_as_workers_give_it() -> None:
@@ -229,8 +229,8 @@ def test_a_card_that_says_what_is_expected_needs_no_agreement() -> None:
     """The first worker is judged by it; a card's answer without the margin is not used."""
     made = expectations("a", given_shift=0)
     assert state_of(made) is QuestionState.PINNED
-    assert made.judge(0, answer(0)) == ""
-    assert made.judge(0, answer(0, shift=7))
+    assert made.find_error(0, answer(0)) == ""
+    assert made.find_error(0, answer(0, shift=7))
     close = Expectations(KEY, QUESTIONS, {0: answer(0, margin=0.5), 1: answer(1, tokens=3)})
     assert state_of(close, 0) is QuestionState.UNFIT
     assert state_of(close, 1) is QuestionState.UNFIT
@@ -427,11 +427,11 @@ def test_what_is_pinned_is_pinned_by_card_build_dtype_and_device() -> None:
     assert record == made.record()
     same = Expectations(KEY, QUESTIONS)
     assert same.restore(record)
-    assert same.judge(0, answer(0, shift=7))
+    assert same.find_error(0, answer(0, shift=7))
     for key in (replace(KEY, card="x"), replace(KEY, build="x"), replace(KEY, dtype="x"), replace(KEY, device="x")):
         other = Expectations(key, QUESTIONS)
         assert not other.restore(record)
-        assert other.judge(0, answer(0, shift=7)) == ""
+        assert other.find_error(0, answer(0, shift=7)) == ""
     assert not Expectations(KEY, QUESTIONS[:1]).restore(record)
 
 
@@ -455,7 +455,7 @@ def test_a_card_is_not_believed_again_after_a_restart() -> None:
     hear(made, b=0)
     again = Expectations(KEY, QUESTIONS, {0: answer(0, shift=5), 1: answer(1, shift=5)})
     assert again.restore(made.record())
-    assert again.judge(0, answer(0)) == ""
+    assert again.find_error(0, answer(0)) == ""
 
 
 def test_every_state_but_the_last_can_be_left() -> None:

@@ -95,14 +95,14 @@ class WorkerStory:
     def do_canary(self, rest: str) -> None:
         """`canary passed`, `canary no answer`, `canary no answer (moving)`, `canary wrong`; `… asked 120`: earlier."""
         how, _, asked = rest.partition(" asked ")
-        asked_s = float(asked) if asked else self.now
+        asked_at_s = float(asked) if asked else self.now
         load = self.standing.load
         passed = how == "passed"
         if passed:
-            self.tell(s.CanaryPassed(load, asked_s))
+            self.tell(s.CanaryPassed(load, asked_at_s))
         else:
             failing = s.CanaryFailing(how.removesuffix(" (moving)"))
-            self.tell(s.CanaryFailed(load, asked_s, failing, "as the story wants", how.endswith("(moving)")))
+            self.tell(s.CanaryFailed(load, asked_at_s, failing, "as the story wants", how.endswith("(moving)")))
         while self.out:
             self.tell_breaker(b.CanaryAnswered(self.out.pop(), passed))
 

@@ -1,4 +1,4 @@
-"""The judge, the probe and the beat thread together, against real processes and real signals."""
+"""`WorkerLiveness`, the probe and the beat thread together, against real processes and real signals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def child() -> Iterator[Child]:
 async def watch(child: Child) -> AsyncIterator[Watch]:
     watching = Watch(child, streams_open=True)
     await watching.until(Liveness.ALIVE)
-    await watching.run(lambda: watching.judge._beat is not None and watching.judge._beat.steps > 5)
+    await watching.run(lambda: watching.liveness._beat is not None and watching.liveness._beat.steps > 5)
     yield watching
     await watching.close()
 
@@ -41,11 +41,11 @@ async def test_a_stopped_process_is_judged_stopped_and_comes_back_on_probation(c
     """SIGSTOP is known within 1.5 s; after SIGCONT the worker serves a probation and is ALIVE again."""
     child.signal(signal.SIGSTOP)
     await watch.until(Liveness.STOPPED, 1.5)
-    assert "state T" in watch.judge.reason
+    assert "state T" in watch.liveness.reason
     assert watch.moves == 1
     child.signal(signal.SIGCONT)
     await watch.until(Liveness.PROBATION)
-    assert watch.judge.admit_max == 2
+    assert watch.liveness.admit_max == 2
     await watch.until(Liveness.ALIVE)
     assert watch.moves == 1
 
@@ -76,7 +76,7 @@ async def test_a_killed_process_is_known_at_once(child: Child, watch: Watch) -> 
     """SIGKILL breaks the beat connection, and the probe finds no living process."""
     child.signal(signal.SIGKILL)
     await watch.until(Liveness.STOPPED, 1.0)
-    assert "gone" in watch.judge.reason or "dead" in watch.judge.reason
+    assert "gone" in watch.liveness.reason or "dead" in watch.liveness.reason
 
 
 @pytest.mark.parametrize("how", ["wedge", pytest.param("spin", marks=pytest.mark.long)])
@@ -110,7 +110,7 @@ async def test_a_starved_process_is_never_judged_dead() -> None:
         await watch.until(Liveness.ALIVE)
         busy = [_busy_loop() for _ in range(16)]
         try:
-            await watch.run(lambda: watch.judge.state in LOST, 6.0)
+            await watch.run(lambda: watch.liveness.state in LOST, 6.0)
         finally:
             for process in busy:
                 process.kill()
@@ -135,8 +135,8 @@ async def test_a_unix_socket_serves_as_well(tmp_path: Path) -> None:
     with Child(f"unix://{tmp_path}/beat.sock") as child:
         watch = Watch(child, streams_open=False)
         await watch.until(Liveness.ALIVE)
-        await watch.run(lambda: watch.judge._beat is not None)
-        assert watch.judge._beat is not None
+        await watch.run(lambda: watch.liveness._beat is not None)
+        assert watch.liveness._beat is not None
         await watch.close()
 
 
@@ -174,7 +174,7 @@ async def test_a_frozen_cgroup_is_judged_stopped(child: Child, watch: Watch) -> 
         (group / "cgroup.procs").write_text(str(child.process.pid))
         (group / "cgroup.freeze").write_text("1")
         await watch.until(Liveness.STOPPED)
-        assert "frozen" in watch.judge.reason
+        assert "frozen" in watch.liveness.reason
         (group / "cgroup.freeze").write_text("0")
         await watch.until(Liveness.PROBATION)
     finally:

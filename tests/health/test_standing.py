@@ -93,7 +93,7 @@ def test_a_canary_of_an_earlier_load_says_nothing() -> None:
 
 
 def flapping() -> Worker:
-    """A worker that has fallen twice within seconds, and whose judge calls it alive: it owes two canaries."""
+    """A worker that has fallen twice within seconds, and that is alive again: it owes two canaries."""
     worker = Worker()
     worker.feed(WEDGED, ALIVE, WEDGED)
     worker.now += 1.0

@@ -90,7 +90,7 @@ async def test_controls_verdict_takes_nobody_out_of_it(tmp_path: Path) -> None:
 
 
 async def test_who_stands_by_leaves_or_is_silent_is_not_admitted(tmp_path: Path) -> None:
-    """By their own word the first two, by this frontend's judge the third."""
+    """By their own word the first two, by the liveness that this frontend sees the third."""
     async with roster_rig(tmp_path) as rig:
         standby = await rig.worker(1)
         standby.welcome = msgspec.structs.replace(standby.welcome, active=False, group="g")
@@ -103,8 +103,8 @@ async def test_who_stands_by_leaves_or_is_silent_is_not_admitted(tmp_path: Path)
         assert rig.roster.admitted("d") == ("1", "2", "3")
         leaver.send(Draining("bye"))
         silent.beating = False
-        judge = rig.roster.watchers[rig.link(silent)].judge
-        await until(lambda: judge.state is not Liveness.ALIVE, "the doubt")
+        liveness = rig.roster.watchers[rig.link(silent)].liveness
+        await until(lambda: liveness.state is not Liveness.ALIVE, "the doubt")
         await until(lambda: rig.link(leaver).draining, "the word of leaving")
         assert rig.roster.admitted("d") == ("1",)
 

@@ -50,7 +50,7 @@ async def test_a_standby_is_ready_in_all_but_its_word(tmp_path: Path) -> None:
         worker = await standing_by(rig, 0x1F)
         assert rig.prepared == 1
         assert list(rig.directory.models()) == ["m"]
-        assert rig.roster.watchers[rig.link(worker)].judge.state is Liveness.ALIVE
+        assert rig.roster.watchers[rig.link(worker)].liveness.state is Liveness.ALIVE
         assert not rig.is_routable(worker)
         flight, _ = rig.ask("s1", worker)
         assert flight in flight.workers.holds
@@ -92,11 +92,11 @@ async def test_a_doubted_standby_that_takes_over_is_trusted_in_that_moment(tmp_p
         flight, _ = rig.ask("s1", worker)
         link = rig.link(worker)
         worker.beating = False
-        judge = rig.roster.watchers[link].judge
-        await until(lambda: judge.state is Liveness.SUSPECT, "the doubt")
+        liveness = rig.roster.watchers[link].liveness
+        await until(lambda: liveness.state is Liveness.SUSPECT, "the doubt")
         assert link.data is not None
         link.data.data_received(encode(Active(7)))
-        assert judge.state is Liveness.ALIVE
+        assert liveness.state is Liveness.ALIVE
         assert flight.slot is link.slot
 
 

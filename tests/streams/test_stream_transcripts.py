@@ -105,7 +105,7 @@ class Story:
             flight, ledger = client.flight, client.ledger
             running = next((w.name for w in cluster.workers.values() if flight.slot is w.link.slot), "")
             place = f"on {running}" if running else "held" if flight in flight.workers.holds else "over"
-            exact = f"inexact: {ledger.inexact}" if ledger.inexact else "exact"
+            exact = f"inexact: {ledger.inexact_reason}" if ledger.inexact_reason else "exact"
             cluster.tell(f"{name}: {place}, {ledger.emitted} tokens, resumed {ledger.resumed}, {exact}")
 
     def do_workers(self, words: list[str], values: dict[str, str]) -> None:

@@ -149,7 +149,7 @@ def test_a_report_has_whom_anything_was_sent_and_for_a_while_whom_it_lost() -> N
     """Never used: not in it. Gone: in it for a minute, with what it did last."""
     counts = AllWorkerCounts()
     flight: Flight = Cluster().ask("s0").flight
-    flight.sent_s, flight.last_s = 100.0, 103.0
+    flight.sent_at_s, flight.last_token_at_s = 100.0, 103.0
     counts.of(1).tokens = 5
     counts.of(2)
     here = {1: ([flight], 3), 2: ((), 0)}

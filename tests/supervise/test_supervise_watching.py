@@ -56,7 +56,7 @@ def fake(world: World, probes: Probes | None = QUICK, beats: bool = True, **sick
 async def heard(world: World) -> None:
     """Every worker's beats are heard."""
     heard = [watch.beats for watch in world.watching.watched.values() if watch.beats is not None]
-    await until(lambda: all(beats.judge.routable for beats in heard), "beats")
+    await until(lambda: all(beats.liveness.routable for beats in heard), "beats")
 
 
 async def replaced(supervisor: Supervisor, slot: Slot, before: int, bound_s: float = BOUND_S) -> None:

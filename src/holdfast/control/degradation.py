@@ -175,7 +175,7 @@ class LevelController:
 
     settings: LevelSettings
     written: LevelRecord | None = None  # as stored
-    judged: bool = False  # another control has judged present workers before
+    continues: bool = False  # workers that are present have verdicts of an earlier control
     profile: Profile = field(default_factory=Profile)
     capacity: Capacity | None = None  # as last measured
     planned: int = 0  # desired number of workers, spares included
@@ -316,7 +316,7 @@ class LevelController:
             return
         record = self.written
         self._lately = [(now_s, self.planned)]
-        if not self.judged:
+        if not self.continues:
             self.starting, self._first_s = True, now_s if there else None
             if record is not None and not record.vacant:
                 record = None  # it is of an earlier run, of which no worker is there
@@ -392,7 +392,7 @@ class LevelController:
             if now_s < self._lost_s[group] + WAKE_S:
                 members.setdefault(worker.kind, []).append(SpareCandidate(group, 1.0, False))
         for kind, own in members.items():
-            reserve = self._reserves.setdefault(kind, Reserve(self.settings.reserve, begun=self.judged))
+            reserve = self._reserves.setdefault(kind, Reserve(self.settings.reserve, begun=self.continues))
             if len(members) == 1:
                 reserve.size = max(reserve.size, self.planned)
             looked = SparesLooked(own, capacity, self.level, whole=not self.starting)

@@ -139,11 +139,11 @@ class CheckNeeded:
 
 
 @dataclass(frozen=True, slots=True)
-class LivenessJudged:
-    """The judge of the worker's beats changed its verdict."""
+class LivenessReported:
+    """The worker's liveness changed, as control's own watcher sees it."""
 
     path: str
-    judged: liveness.LivenessChanged
+    change: liveness.LivenessChanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ class SpareAssigned:
 
 HealthEvent = (
     WorkerFound | WorkerListed | WorkerLost | AnswerReceived | AnswerMissing | CanaryRefused | CheckNeeded
-    | LivenessJudged | AttemptsReported | PacesMeasured | EngineFailed | DeviceRead
+    | LivenessReported | AttemptsReported | PacesMeasured | EngineFailed | DeviceRead
     | WeightsVerified | SpareAssigned | DeadlineReached
 )  # fmt: skip
 
@@ -315,12 +315,12 @@ def last_resorts_in(members: list[WorkerHealth], falling: WorkerHealth | None = 
     served = {w.group for w in members if w.awake}
     coming = any(_is_ready(w) and w.group not in served for w in members)
     handing_over = {w.path for w in members if w.handover_until_s is not None and w.awake and w.failing}
-    judged = [
+    candidates = [
         ResortCandidate(w.path, *candidacy, out=w is not falling and not w.standing.weight)
         for w in members
         if (candidacy := w.candidacy) is not None
     ]
-    able = handing_over | last_resorts(judged, coming=coming)
+    able = handing_over | last_resorts(candidates, coming=coming)
     if all(w.search_until_s is None for w in members):
         return able
     return {w.path for w in members if w.standing.last_resort or (w is falling and w.path in able)}
@@ -424,7 +424,7 @@ class HealthController:
                 self._on_answer(worker, event)
             case AnswerMissing():
                 moving = event.moving or (
-                    worker.canary.began_s is not None and worker.client_tokens_s >= worker.canary.began_s
+                    worker.canary.began_s is not None and worker.client_tokens_at_s >= worker.canary.began_s
                 )
                 moving = moving and not event.failed
                 self._step_canary(worker, c.TryUnanswered(event.number, event.reason, moving, event.sound))
@@ -432,10 +432,10 @@ class HealthController:
                 self._step_canary(worker, c.TryRefused(event.number))
             case CheckNeeded():
                 self._step_canary(worker, c.CheckRequested(event.reason))
-            case LivenessJudged():
-                self._step_standing(worker, event.judged)
+            case LivenessReported():
+                self._step_standing(worker, event.change)
             case AttemptsReported():
-                worker.client_tokens_s = self._now_s if event.tokens else worker.client_tokens_s
+                worker.client_tokens_at_s = self._now_s if event.tokens else worker.client_tokens_at_s
                 for kind in (kind for kind, count in event.attempts.failed.items() if count):
                     worker.errors = history.with_error(worker.errors, history.FAILED_REQUEST, kind, self._now_s)
                 self._step_breaker(worker, event.attempts)
@@ -458,7 +458,7 @@ class HealthController:
         before = worker.facts
         loaded = load_name(facts.weights or worker.path, facts.load or 1)
         fresh, worker.loaded = loaded != worker.loaded, loaded
-        worker.facts, worker.found_by_s, worker.search_until_s, worker.died_s = facts, None, None, None
+        worker.facts, worker.found_by_s, worker.search_until_s, worker.died_at_s = facts, None, None, None
         if fresh:
             worker.accused, worker.verified, worker.right_answers = False, False, 0
         if not worker.standing.load:
@@ -488,9 +488,9 @@ class HealthController:
 
     def _on_lost(self, worker: WorkerHealth, reason: str) -> None:
         facts, worker.facts, worker.found_by_s, worker.search_until_s = worker.facts, None, None, None
-        if worker.died_s is not None:
+        if worker.died_at_s is not None:
             return
-        worker.died_s = self._now_s
+        worker.died_at_s = self._now_s
         self._step_canary(worker, c.CanaryGone())
         self._step_standing(worker, s.WorkerGone(worker.standing.load, reason))
         if facts is not None:
@@ -529,22 +529,22 @@ class HealthController:
             if worker.search_until_s is not None and worker.search_until_s <= self._now_s:
                 worker.search_until_s = None
                 self._review_last_resort(worker)
-            if worker.probed and worker.probe_s <= self._now_s:
+            if worker.probed and worker.next_probe_at_s <= self._now_s:
                 self._probe_worker(worker)
-            if worker.owing and worker.owed_look_s <= self._now_s:
+            if worker.owing and worker.next_owed_canary_at_s <= self._now_s:
                 self._ask_owed_canary(worker)
             if worker.repace_due_s is not None and self._stands_alone(worker):
                 self._clear_slowness(worker)
             if worker.repace_due_s is not None and worker.repace_due_s <= self._now_s:
-                worker.paced_s = self._now_s
+                worker.pace_measured_at_s = self._now_s
                 self._step_canary(worker, c.CheckRequested("is it in pace again?", peer=True))
             if worker.reload_due_s is not None and worker.reload_due_s <= self._now_s:
                 self._request_reload(worker.loaded)
         for key in self._expectations:
             self._step_expectations(key, DeadlineReached())
-        dead = sorted((w.died_s, w.path) for w in self._workers.values() if w.died_s is not None)
+        dead = sorted((w.died_at_s, w.path) for w in self._workers.values() if w.died_at_s is not None)
         for place, (_, path) in enumerate(dead):
-            if place < len(dead) - DEAD_MAX or (self._workers[path].forget_s or 0.0) <= self._now_s:
+            if place < len(dead) - DEAD_MAX or (self._workers[path].forget_at_s or 0.0) <= self._now_s:
                 del self._workers[path]
                 self._actions.append(ForgetWorker(path))
         self._forget_old_expectations()
@@ -553,7 +553,7 @@ class HealthController:
         """Forget the expectations of kinds without workers, except the latest. A kind counts as present while its
         restored workers may still be found."""
         used = {w.facts.key for w in self._workers.values() if w.facts}
-        sought = {w.model for w in self._workers.values() if w.facts is None and w.died_s is None}
+        sought = {w.model for w in self._workers.values() if w.facts is None and w.died_at_s is None}
         left = ((name, one) for name, one in self._written.items() if not (one.key in used or one.key.card in sought))
         for name, record in sorted(left, key=lambda each: each[1].at_unix_s)[:-LEFT_MAX]:
             for by_key in (self._expectations, self._outliers, self._touched):
@@ -585,7 +585,7 @@ class HealthController:
             event.took_s,
             len(said.tokens),
             event.occupancy,
-            wrong=expectations.judge(question, said),
+            wrong=expectations.find_error(question, said),
             peers=c.pace_of((w.canary for w in others), began_s),
             known=stood is not None and stood is expectations.expected_of(question, worker.loaded),
         )
@@ -603,7 +603,7 @@ class HealthController:
         for paced in self._outliers[key].measure(paces, self._now_s, only):
             self._step_standing(self._workers[paced.name], paced)
         for path in paces if only is None else ():
-            self._workers[path].paced_s = self._now_s
+            self._workers[path].pace_measured_at_s = self._now_s
 
     def _stands_alone(self, worker: WorkerHealth) -> bool:
         """Return True if no other worker of its kind can serve or is about to. (A group without an active worker may be
@@ -615,10 +615,10 @@ class HealthController:
         return not any(s.earned(w.standing) if w.awake else w.facts and w.facts.group not in served for w in others)
 
     def _ask_owed_canary(self, worker: WorkerHealth) -> None:
-        worker.owed_look_s = self._now_s + OWED_LOOK_S
+        worker.next_owed_canary_at_s = self._now_s + OWED_LOOK_S
         at_once = worker.standing.last_resort or self._stands_alone(worker)
-        if at_once or self._now_s >= max(worker.owed_s, worker.standing.fell_s) + OWED_S:
-            worker.owed_s = self._now_s
+        if at_once or self._now_s >= max(worker.owed_canary_asked_at_s, worker.standing.fell_s) + OWED_S:
+            worker.owed_canary_asked_at_s = self._now_s
             self._step_canary(worker, c.CheckRequested("it owes canaries"))
 
     def _clear_slowness(self, worker: WorkerHealth) -> None:
@@ -652,7 +652,7 @@ class HealthController:
 
     def _probe_worker(self, worker: WorkerHealth) -> None:
         """Probe a worker that is a last resort."""
-        worker.probe_s = self._now_s + PROBE_S
+        worker.next_probe_at_s = self._now_s + PROBE_S
         self._review_last_resort(worker)
         if worker.breaker.state is b.BreakerState.OPEN:
             self._step_breaker(worker, b.BreakerProbe())
@@ -663,8 +663,8 @@ class HealthController:
         """Check a worker on which requests fail and none succeeds: with few clients its breaker opens late, and one bad
         request must not open it."""
         fails = attempts.failed and not (attempts.succeeded or attempts.outlived)
-        if fails and worker.awake and self._now_s >= worker.failed_s + PROBE_S:
-            worker.failed_s = self._now_s
+        if fails and worker.awake and self._now_s >= worker.failure_check_at_s + PROBE_S:
+            worker.failure_check_at_s = self._now_s
             self._step_canary(worker, c.CheckRequested("a request failed on it"))
 
     def _hand_over_if_failing(self, worker: WorkerHealth, members: list[WorkerHealth]) -> None:
@@ -673,10 +673,10 @@ class HealthController:
         fails = worker.failing and not worker.standing.quarantined and not s.earned(worker.standing)
         computes_wrongly = worker.computes_wrongly and not others_wrong_with(worker, self._workers.values())
         standby = standby_of(worker, members) if worker.awake and (fails or computes_wrongly) else None
-        asked_s = max(member.handover_asked_s for member in members if member.group == worker.group)
-        if standby is None or (asked_s and self._now_s < asked_s + HANDOVER_AGAIN_S):
+        asked_at_s = max(member.handover_asked_at_s for member in members if member.group == worker.group)
+        if standby is None or (asked_at_s and self._now_s < asked_at_s + HANDOVER_AGAIN_S):
             return
-        worker.handover_asked_s, worker.handover_until_s = self._now_s, self._now_s + HANDOVER_S
+        worker.handover_asked_at_s, worker.handover_until_s = self._now_s, self._now_s + HANDOVER_S
         causes = worker.standing.causes
         why = next(iter(causes[cause] for cause in (s.HealthCause.WRONG, *FAILING) if cause in causes))
         self._notify(worker, NoticeKind.RELIEVED, f"it is to hand over to {standby.name}: {why}")
@@ -705,7 +705,7 @@ class HealthController:
         for other in self._workers.values():
             asleep = other.facts is not None and not other.awake and other.loaded == worker.loaded
             if asleep and s.HealthCause.UNCHECKED in other.standing.causes:
-                self._step_standing(other, s.CanaryPassed(other.standing.load, passed.asked_s, passed.right))
+                self._step_standing(other, s.CanaryPassed(other.standing.load, passed.asked_at_s, passed.right))
 
     def _convict(self, event: x.Convict) -> None:
         self._actions.append(Notice("", NoticeKind.CONVICTED, f"{event.weights}: {event.reason}"))
@@ -713,7 +713,7 @@ class HealthController:
             if worker.loaded == event.weights:
                 if worker.reload_in_dispute:
                     worker.reload_next_s = self._now_s  # that answer decided nothing
-                failed = s.CanaryFailed(worker.standing.load, event.asked_s, s.CanaryFailing.WRONG, event.reason)
+                failed = s.CanaryFailed(worker.standing.load, event.asked_at_s, s.CanaryFailing.WRONG, event.reason)
                 self._step_standing(worker, failed)
         self._request_reload(event.weights)
 
@@ -804,7 +804,7 @@ class HealthController:
                     worker.errors = history.with_error(worker.errors, history.ACCUSED, effect.reason, self._now_s)
                     assert worker.facts
                     worker.accused, worker.right_answers = True, 0
-                    accused = x.WeightsAccused(worker.loaded, effect.question, effect.asked_s, effect.reason)
+                    accused = x.WeightsAccused(worker.loaded, effect.question, effect.asked_at_s, effect.reason)
                     self._step_expectations(worker.facts.key, accused)
                 case c.AskPeers():
                     assert worker.facts

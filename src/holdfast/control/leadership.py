@@ -103,7 +103,7 @@ class LevelLoop:
     def begin(self, values: Mapping[str, bytes], records: Mapping[str, HealthRecord], there: Iterable[str]) -> None:
         """Continue from the records of the level and of the workers. `there`: the paths of workers in the store."""
         self._records = dict(records)
-        judged = any(path in records for path in there)
+        continues = any(path in records for path in there)
         record: LevelRecord | None = None
         try:
             record = msgspec.json.decode(values[self._key], type=LevelRecord) if self._key in values else None
@@ -113,7 +113,7 @@ class LevelLoop:
         except (ValueError, RecursionError, DegradationError) as error:
             log.warning("cannot read %s: %s; starting from level 0", self._key, error)
             record = None
-        self._levels = LevelController(self._settings, record, judged=judged)
+        self._levels = LevelController(self._settings, record, continues=continues)
         if record is not None:
             self._outbox.stands(self._key, values[self._key])
 

@@ -21,7 +21,7 @@ from holdfast.health import expectations as x
 from holdfast.health import standing as s
 from holdfast.health.device_faults import SWITCHES
 from holdfast.health.history import History
-from holdfast.health.last_resort import rank_of
+from holdfast.health.last_resort import unfitness_of
 from holdfast.health.outliers import PaceClass
 from holdfast.health.records import HealthRecord, device_name
 from holdfast.spec.health import HealthSettings
@@ -146,19 +146,19 @@ class WorkerHealth:
         self.accused = False  # this process answered wrongly, not only another with the same weights
         self.verified = False  # after the wrong answer its weights were found equal to their source
         self.right_answers = 0  # in a row after that
-        self.failed_s = 0.0  # when it was last asked because requests failed on it
-        self.probe_s = 0.0  # when it is probed again, while it is a last resort
-        self.handover_asked_s = 0.0  # when it was asked to hand over to its standby; 0: it was not
+        self.failure_check_at_s = 0.0  # when it was last asked because requests failed on it
+        self.next_probe_at_s = 0.0  # when it is probed again, while it is a last resort
+        self.handover_asked_at_s = 0.0  # when it was asked to hand over to its standby; 0: it was not
         self.handover_until_s: float | None = None  # the deadline of that handover
         self.open_try: tuple[int, int] | None = None  # the number and the question of the unanswered canary try
-        self.client_tokens_s = 0.0  # when its clients last had tokens
+        self.client_tokens_at_s = 0.0  # when its clients last had tokens
         self.pace_s: float | None = None  # seconds per token of its last canary
-        self.paced_s = 0.0  # when its pace was last measured, by a canary or by traffic
-        self.owed_s = 0.0  # when it was last asked for a canary that it owes
-        self.owed_look_s = 0.0  # when control decides whether to ask for the next one
+        self.pace_measured_at_s = 0.0  # when its pace was last measured, by a canary or by traffic
+        self.owed_canary_asked_at_s = 0.0  # when it was last asked for a canary that it owes
+        self.next_owed_canary_at_s = 0.0  # when control decides whether to ask for the next one
         self.found_by_s: float | None = None  # a restored worker that is not found before this time is dead
         self.search_until_s: float | None = None  # a restored worker may still be found until this time
-        self.died_s: float | None = None  # when it was lost
+        self.died_at_s: float | None = None  # when it was lost
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.standing}"
@@ -202,10 +202,11 @@ class WorkerHealth:
 
     @property
     def candidacy(self) -> tuple[float, int | None] | None:
-        """Return its weight without the last-resort rule and its rank by that rule; None: gone, asleep or silent."""
+        """Return its weight without the last-resort rule and its unfitness by that rule; None: gone, asleep or
+        silent."""
         if not self.awake or s.HealthCause.LOST in self.standing.causes:
             return None
-        return s.earned(self.standing), rank_of(self.standing.causes, self.standing.heard_s)
+        return s.earned(self.standing), unfitness_of(self.standing.causes, self.standing.heard_s)
 
     @property
     def probed(self) -> bool:
@@ -237,7 +238,7 @@ class WorkerHealth:
     def repace_due_s(self) -> float | None:
         """Return when a slow worker is asked again, unless traffic shows its pace earlier."""
         slow = self.awake and not SLOWNESS.isdisjoint(self.standing.causes)
-        return self.paced_s + REPACE_S if slow else None
+        return self.pace_measured_at_s + REPACE_S if slow else None
 
     @property
     def owing(self) -> bool:
@@ -246,18 +247,18 @@ class WorkerHealth:
         return self.awake and self.standing.owed > 1 and all(held)
 
     @property
-    def forget_s(self) -> float | None:
-        return None if self.died_s is None else self.died_s + self._dead_kept_s
+    def forget_at_s(self) -> float | None:
+        return None if self.died_at_s is None else self.died_at_s + self._dead_kept_s
 
     def deadlines_s(self) -> Iterator[float]:
         if self.awake:
             due = (self.canary.next_deadline_s, self.breaker.next_deadline_s, s.next_deadline_s(self.standing))
             yield from (each for each in due if each is not None)
         if self.owing:
-            yield self.owed_look_s
+            yield self.next_owed_canary_at_s
         if self.probed:
-            yield self.probe_s
-        bounds = (self.found_by_s, self.forget_s, self.handover_until_s, self.search_until_s)
+            yield self.next_probe_at_s
+        bounds = (self.found_by_s, self.forget_at_s, self.handover_until_s, self.search_until_s)
         more = (*bounds, self.reload_due_s, self.repace_due_s)
         yield from (each for each in more if each is not None)
 
@@ -294,7 +295,7 @@ class WorkerHealth:
         self.accused, self.errors = record.verified, record.errors
         self.reload_next_s = min(record.reload_next_s, now_s + RELOAD_S_MAX * (1 + RELOAD_JITTER))
         if s.HealthCause.GONE in self.standing.causes:
-            self.died_s = self.standing.since_s
+            self.died_at_s = self.standing.since_s
         else:
             self.found_by_s, self.search_until_s = now_s + FOUND_BY_S, now_s + SEARCH_S
 
@@ -321,9 +322,9 @@ def errors_before(facts: WorkerFacts, workers: Iterable[WorkerHealth]) -> Histor
     same = [
         worker
         for worker in workers
-        if worker.died_s is not None and (worker.name, worker.model) == (facts.name, facts.model)
+        if worker.died_at_s is not None and (worker.name, worker.model) == (facts.name, facts.model)
     ]
-    return max(same, key=lambda worker: worker.died_s or 0.0).errors if same else ()
+    return max(same, key=lambda worker: worker.died_at_s or 0.0).errors if same else ()
 
 
 def load_name(weights: str, load: int) -> str:

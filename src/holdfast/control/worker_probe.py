@@ -91,7 +91,7 @@ class ProbeListener(Protocol):
 @dataclass(slots=True)
 class _Question:
     number: int
-    asked_s: float
+    asked_at_s: float
     occupancy: float
     timer: asyncio.TimerHandle
     tokens: list[int] = field(default_factory=list)
@@ -147,7 +147,7 @@ class CanaryAsker:
             self.end_unanswered(output.stream, f"{output.failure.code}: {output.failure.message}", failed=failed)
         elif output.finish is not None:
             self._end(output.stream)
-            took_s = self._loop.time() - question.asked_s
+            took_s = self._loop.time() - question.asked_at_s
             answer = answer_of(question.tokens, question.logprobs)
             occupancy = max(question.occupancy, self._occupancy(1))
             self._listener.on_event(hc.AnswerReceived(self._path, question.number, answer, took_s, occupancy))
@@ -157,7 +157,7 @@ class CanaryAsker:
         question = self._end(stream)
         reason = reason[:REASON_CHARS_MAX]
         if question is not None:
-            sound = not ours and (failed or self._listener.heard_other_or_alone(self._path, question.asked_s))
+            sound = not ours and (failed or self._listener.heard_other_or_alone(self._path, question.asked_at_s))
             moving = bool(question.tokens)
             self._listener.on_event(hc.AnswerMissing(self._path, question.number, reason, moving, sound, failed))
 
@@ -305,7 +305,7 @@ class WorkerProbe:
             known = known_of(self.instance.card, welcome.checksum, welcome.vocabulary)
             facts = facts_of(self.instance.name, welcome)
             self._report_facts(replace(facts, known=known, questions=self.instance.card.canaries_name()))
-            self._on_doubt(welcome.doubt)
+            self._on_inexact_reason(welcome.doubt)
             await connection.closed.wait()
             self.reason = str(connection.ended)
         finally:
@@ -370,17 +370,17 @@ class WorkerProbe:
                     self._on_event(hc.WeightsVerified(self.path, message.load))
             case Active() if self.facts is not None:
                 self._report_facts(replace(self.facts, active=True))
-                self._on_doubt(message.doubt)
+                self._on_inexact_reason(message.doubt)
             case Draining() if self.facts is not None:
                 self._report_facts(replace(self.facts, active=False))
             case _:
                 pass  # messages for frontends
 
-    def _on_doubt(self, doubt: str) -> None:
+    def _on_inexact_reason(self, reason: str) -> None:
         """Request a check of a worker that reports that its answers may be wrong but keeps serving."""
-        if doubt:
-            log.warning("%s: %s", self.instance.name, doubt[:REASON_CHARS_MAX])
-            self._on_event(hc.CheckNeeded(self.path, doubt[:REASON_CHARS_MAX]))
+        if reason:
+            log.warning("%s: %s", self.instance.name, reason[:REASON_CHARS_MAX])
+            self._on_event(hc.CheckNeeded(self.path, reason[:REASON_CHARS_MAX]))
 
     def _report_facts(self, facts: WorkerFacts) -> None:
         if facts != self.facts:
@@ -396,17 +396,17 @@ class WorkerProbe:
         if isinstance(finding, LivenessChanged):
             self._withheld = finding if finding.after is Liveness.GONE else None
             if self._withheld is None:
-                self._on_event(hc.LivenessJudged(self.path, finding))
+                self._on_event(hc.LivenessReported(self.path, finding))
 
     def _check_withheld(self, now_s: float) -> None:
         """Report a silent worker as gone once another worker is heard. A control that hears no worker may be cut off
-        itself, and frontends with streams on the worker judge it themselves."""
+        itself, and frontends with streams on the worker decide for themselves."""
         if self._withheld is not None and self._listener.heard_other_since(self.path, now_s - WITNESS_S):
-            judged, self._withheld = self._withheld, None
-            self._on_event(hc.LivenessJudged(self.path, judged))
+            change, self._withheld = self._withheld, None
+            self._on_event(hc.LivenessReported(self.path, change))
 
     def tick(self, now_s: float) -> None:
-        """Judge the beats, and ping; called ten times a second."""
+        """Check the beats, and ping; called ten times a second."""
         before = self.beats.last
         streams_open = before is not None and before.running > 0
         self.beats.tick(now_s, streams_open=streams_open)

@@ -15,7 +15,8 @@ class Code(StrEnum):
     CANNOT_CONNECT = "CannotConnect"
     DISCONNECTED = "Disconnected"
     CONNECTION_TIMEOUT = "ConnectionTimeout"
-    RESPONSE_TIMEOUT = "ResponseTimeout"
+    RESPONSE_TIMEOUT = "ResponseTimeout"  # the worker hangs: its liveness says that it is lost
+    MOVED_BY_VERDICT = "ResponseTimeout"  # an alias: control ejected the worker, which metrics show in the same way
     ENGINE_SHUTDOWN = "EngineShutdown"
     STREAM_INCOMPLETE = "StreamIncomplete"
     EMPTY_ANSWER = "EmptyAnswer"  # a worker ended the stream without a token

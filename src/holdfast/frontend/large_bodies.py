@@ -31,7 +31,7 @@ log = logging.getLogger("holdfast.frontend")
 PARSE_NOW_BYTES_MAX = 256 * 1024
 # Bodies that wait for the reader: sixteen of the largest.
 WAITING_BYTES_MAX = 256 * 1024 * 1024
-# For a machine too busy to run a reader; `ReaderJudge` finds a reader that will not answer sooner.
+# For a machine too busy to run a reader; `ReaderProgress` finds a reader that will not answer sooner.
 PARSE_S = 30.0
 END_S = 2.0  # for a killed reader to end; if it hangs in the kernel, it is left behind
 TRIES = 2  # a reader may have died before this body came
@@ -134,15 +134,15 @@ async def _exchange(reader: asyncio.subprocess.Process, question: ParseJob, body
 
 
 @contextlib.contextmanager
-def _watched(reader: asyncio.subprocess.Process, body_bytes: int, judged: Callable[[str], None]) -> Iterator[None]:
-    """Kill a reader that will not answer, and pass the cause to `judged`; the task that waits for it sees its end."""
-    loop, judge = asyncio.get_running_loop(), ReaderJudge(body_bytes)
+def _watched(reader: asyncio.subprocess.Process, body_bytes: int, on_lost: Callable[[str], None]) -> Iterator[None]:
+    """Kill a reader that will not answer, and pass the cause to `on_lost`; the task that waits for it sees its end."""
+    loop, progress = asyncio.get_running_loop(), ReaderProgress(body_bytes)
     timer: asyncio.TimerHandle
 
     def look() -> None:
         nonlocal timer
-        if verdict := judge.look(is_stopped(reader.pid), read_main_thread(reader.pid)):
-            judged(verdict)
+        if verdict := progress.check(is_stopped(reader.pid), read_main_thread(reader.pid)):
+            on_lost(verdict)
             with contextlib.suppress(ProcessLookupError):
                 reader.kill()
         timer = loop.call_later(LOOK_S, look)
@@ -163,7 +163,7 @@ async def _with_ids(parsed: ParsedRequest, packed: list[bytes]) -> ParsedRequest
     return msgspec.structs.replace(parsed, prompts=cast(list[str | list[int]], prompts))
 
 
-class ReaderJudge:
+class ReaderProgress:
     """Decides whether a reader will still answer for one body, from the kernel's data. Pure.
 
     It gives up a stopped reader within a second, a sleeping one within a few seconds, and a running one when it has
@@ -176,7 +176,7 @@ class ReaderJudge:
         self._stopped = 0
         self._idle = 0
 
-    def look(self, stopped: bool, times: ThreadTimes | None) -> str:
+    def check(self, stopped: bool, times: ThreadTimes | None) -> str:
         """Return "stopped" or "stuck" if the reader must be killed, else "". `times`: None if the kernel has none."""
         self._stopped = self._stopped + 1 if stopped else 0
         if self._stopped >= STOPPED_LOOKS:

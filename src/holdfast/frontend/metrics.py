@@ -106,7 +106,7 @@ class FrontendMetrics:
         for model, count in held.items():
             self.queued.labels(model).set(count)
         for verdict in Liveness:
-            count = sum(watcher.judge.state is verdict for watcher in roster.watchers.values())
+            count = sum(watcher.liveness.state is verdict for watcher in roster.watchers.values())
             self.workers.labels(verdict).set(count)
         _catch_up(self.verdicts, roster.verdicts)
         self.standbys.set(len(roster.standbys))

@@ -138,8 +138,8 @@ class StatusPages:
         return {
             "instance": f"{link.slot.name:x}",
             "name": link.instance.name,
-            "verdict": str(watcher.judge.state),
-            "reason": objection or watcher.judge.reason,
+            "verdict": str(watcher.liveness.state),
+            "reason": objection or watcher.liveness.reason,
             "streams": len(link.streams),
             "active": not objection,
             "epoch": link.epoch,

@@ -284,7 +284,7 @@ class Reply:
         """Return how often the streams were resumed, and whether their tokens are those of an unbroken run."""
         ledgers = [choice.flight.ledger for choice in choices if choice.flight is not None]
         resumed = self.resumed_count(choices)
-        inexact = next((ledger.inexact for ledger in ledgers if ledger.inexact), "")
+        inexact = next((ledger.inexact_reason for ledger in ledgers if ledger.inexact_reason), "")
         if not inexact and resumed and not self.shape.deterministic:
             inexact = "resumed by an engine that does not compute the same tokens twice"
         facts: dict[str, Any] = {"resumed": resumed, "exact": not inexact}

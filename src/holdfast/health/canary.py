@@ -1,4 +1,4 @@
-"""The canary machine of one worker decides when to send it a known question, and judges the answers. Pure: no I/O, no
+"""The canary machine of one worker decides when to send it a known question, and checks the answers. Pure: no I/O, no
 clock (`now_s` is passed in, wall time as in `standing`, and never goes back), no randomness but what is injected.
 (`expectations` decides what the answer must be, for all workers of a kind.)
 
@@ -143,7 +143,7 @@ class TryAnswered:
     took_s: float
     tokens: int  # above 0
     occupancy: float  # running and waiting streams over places, the larger of before and after; without the canary
-    wrong: str = ""  # as `Expectations.judge` says
+    wrong: str = ""  # as `Expectations.find_error` says
     peers: float | None = None  # `pace_of` the others of its set since this check began
     known: bool = True  # it was compared with an answer that was expected before it came, and still is
 
@@ -187,7 +187,7 @@ class Accuse:
     """The worker's answers are wrong; `Expectations` decides whether the weights or the expected answer are wrong."""
 
     question: int
-    asked_s: float
+    asked_at_s: float
     reason: str
 
 
@@ -242,7 +242,7 @@ class _Check:
 
 
 class WorkerCanary:
-    """Schedules and judges the canaries of one worker. `jitter` draws from [0, 1)."""
+    """Schedules and checks the canaries of one worker. `jitter` draws from [0, 1)."""
 
     def __init__(self, name: str, jitter: Callable[[], float], limits: CanaryLimits | None = None) -> None:
         self.name = name
@@ -305,7 +305,7 @@ class WorkerCanary:
             return ()
         match event:
             case TryAnswered():
-                return self._judge_answer(event, now_s)
+                return self._check_answer(event, now_s)
             case TryUnanswered():
                 assert self._check is not None
                 self._check.moving |= event.moving
@@ -390,9 +390,9 @@ class WorkerCanary:
     def _interval_s(self) -> float:
         return max(self._limits.interval_s, self._cost_s / self._limits.share) * (1 + JITTER_MAX * self._jitter())
 
-    # -- the judge
+    # -- the check of answers
 
-    def _judge_answer(self, event: TryAnswered, now_s: float) -> tuple[CanaryEffect, ...]:
+    def _check_answer(self, event: TryAnswered, now_s: float) -> tuple[CanaryEffect, ...]:
         check = self._check
         assert check is not None
         check.question, check.peers = event.question, event.peers
@@ -475,6 +475,6 @@ def pace_of(others: Iterable[WorkerCanary], since_s: float) -> float | None:
     Of each worker the maximum counts: if all were slow and have recovered, a worker is compared with peers that were
     measured after it.
     """
-    ratios = [[ratio for asked_s, ratio in each.measured if asked_s >= since_s] for each in others]
+    ratios = [[ratio for asked_at_s, ratio in each.measured if asked_at_s >= since_s] for each in others]
     latest = [max(own) for own in ratios if own]
     return median(latest) if latest else None

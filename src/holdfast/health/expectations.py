@@ -221,7 +221,7 @@ class WeightsAccused:
 
     weights: str
     question: int
-    asked_s: float
+    asked_at_s: float
     reason: str
 
 
@@ -249,10 +249,10 @@ class AskSet:
 
 @dataclass(frozen=True, slots=True)
 class Convict:
-    """These weights are corrupt: every worker that has them failed the canary sent at `asked_s` as WRONG."""
+    """These weights are corrupt: every worker that has them failed the canary sent at `asked_at_s` as WRONG."""
 
     weights: str
-    asked_s: float
+    asked_at_s: float
     reason: str
 
 
@@ -354,7 +354,7 @@ class Expectations:
         """Return the expected answer; None if there is none or these weights are accused."""
         return None if any(accused == weights for _, accused in self._juries) else self._entries[question].expected
 
-    def judge(self, question: int, answer: CanaryAnswer) -> str:
+    def find_error(self, question: int, answer: CanaryAnswer) -> str:
         """Return what is known to be wrong with the answer, in words; empty: nothing."""
         expected = self._entries[question].expected
         if (flaw := flaw_of(answer)) or expected is None:
@@ -400,7 +400,7 @@ class Expectations:
             return ()  # no other set could show that this is wrong too
         self._heard[question][weights] = event.answer
         close = self._drop_close(question)
-        if not (wrong := self.judge(question, event.answer)) and entry.expected and weights not in entry.given:
+        if not (wrong := self.find_error(question, event.answer)) and entry.expected and weights not in entry.given:
             entry.given.append(weights)
             entry.why = (
                 str(QuestionCause.AGREED) if entry.why == QuestionCause.VERIFIED and entry.given[1:] else entry.why
@@ -525,7 +525,7 @@ class Expectations:
     def _accuse(self, event: WeightsAccused, now_s: float) -> tuple[ExpectationsEffect, ...]:
         place = (event.question, event.weights)
         answer = self._heard[event.question].get(event.weights)
-        if place in self._juries or answer is None or not self.judge(event.question, answer):
+        if place in self._juries or answer is None or not self.find_error(event.question, answer):
             return ()  # the accusation is already being decided, or the expectation has changed
         self._juries[place] = _Jury(event, now_s + JURY_S)
         others, why = self._sets.keys() - {event.weights}, f"{event.weights} answers otherwise"
@@ -574,7 +574,7 @@ class Expectations:
         witness = (
             f"other sets that answer as expected: {witnesses}" if witnesses else "this load answered otherwise before"
         )
-        return (Convict(accused.weights, accused.asked_s, f"{accused.reason}; {witness}"),)
+        return (Convict(accused.weights, accused.asked_at_s, f"{accused.reason}; {witness}"),)
 
     def _withdraw(self, accused: WeightsAccused, alike: int) -> tuple[ExpectationsEffect, ...]:
         question, weights, entry = accused.question, accused.weights, self._entries[accused.question]

@@ -3,7 +3,7 @@
 Checks exist to keep answers coming, so no check may remove the last worker of a set, or most of them at once: when most
 fail together, the check is as likely to be wrong as they are. The rule applies while less than half of the workers that
 answer have weight above 0:
-- If some have weight, the workers of the lowest rank (`RANKS`) that still have streams keep serving, at reduced weight.
+- If some have weight, the workers of the lowest `UNFITNESS` that still have streams keep serving, at reduced weight.
 - If none has weight, workers that had already lost their streams may serve too.
 - A worker that was convicted of wrong answers, which takes other sets' answers (`expectations`), serves only if no
   other can. Its answers are flagged.
@@ -26,10 +26,10 @@ from holdfast.health.standing import HealthCause
 Name = TypeVar("Name", bound=Hashable)
 
 NONE = 0  # the worker must only pass more canaries, or its causes take at most half of its traffic
-SPARE = -1  # there is no cause against it
+SPARE_UNFITNESS = -1  # there is no cause against it
 
-# How unfit each cause makes a worker to serve as a last resort: those with the lowest rank serve. None: it cannot.
-RANKS: dict[HealthCause, int | None] = {
+# How unfit each cause makes a worker to serve as a last resort: those with the lowest number serve. None: it cannot.
+UNFITNESS: dict[HealthCause, int | None] = {
     HealthCause.CANARY_FAILED: NONE,
     HealthCause.CANARY_SLOW: NONE,
     HealthCause.DISPUTED: NONE,
@@ -39,23 +39,23 @@ RANKS: dict[HealthCause, int | None] = {
     HealthCause.DEVICE_SICK: 2,
     HealthCause.BREAKER: 3,
     HealthCause.CANARY_FAILING: 4,
-    HealthCause.UNCHECKED: 5,  # its first check failed; before that check it does not serve (`rank_of`)
+    HealthCause.UNCHECKED: 5,  # its first check failed; before that check it does not serve (`unfitness_of`)
     HealthCause.DEVICE_LOST: 6,
     HealthCause.LOST: 7,  # control cannot reach it; a frontend may
     HealthCause.WRONG: 8,
     HealthCause.ENGINE: None,
     HealthCause.GONE: None,
 }
-WRONG = RANKS[HealthCause.WRONG]
+WRONG = UNFITNESS[HealthCause.WRONG]
 
 
-def rank_of(causes: Mapping[str, str], heard_s: float) -> int | None:
-    """Return the worst rank of a worker's causes; None: it cannot serve. `heard_s`: when its last canary was sent; 0
-    before the first canary of its load."""
+def unfitness_of(causes: Mapping[str, str], heard_s: float) -> int | None:
+    """Return the highest unfitness of a worker's causes; None: it cannot serve. `heard_s`: when its last canary was
+    sent; 0 before the first canary of its load."""
     if HealthCause.UNCHECKED in causes and not heard_s:
         return None
-    ranks = [RANKS[HealthCause(cause)] for cause in causes]
-    return None if None in ranks else max((rank for rank in ranks if rank is not None), default=NONE)
+    each = [UNFITNESS[HealthCause(cause)] for cause in causes]
+    return None if None in each else max((one for one in each if one is not None), default=NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +64,19 @@ class ResortCandidate(Generic[Name]):
 
     name: Name
     weight: float  # by its verdict, without this rule
-    rank: int | None  # as in `RANKS`
+    unfitness: int | None  # as in `UNFITNESS`
     out: bool = False  # it lost its streams, or never had any
 
 
 def last_resorts(members: Iterable[ResortCandidate[Name]], *, coming: bool = False) -> set[Name]:
     """Return the workers that keep serving although their verdicts give them no weight. `coming`: a standby of the set
     is about to take over, so workers with wrong answers need not serve meanwhile."""
-    able = [member for member in members if member.rank is not None]
+    able = [member for member in members if member.unfitness is not None]
     serving = sum(1 for member in able if member.weight)
     if 2 * serving >= len(able):
         return set()
-    ranked = [(m.rank, m.name) for m in able if m.rank is not None and not m.weight and not (serving and m.out)]
-    lowest = min((rank for rank, _ in ranked), default=NONE)
+    left = [m for m in able if not m.weight and not (serving and m.out)]
+    lowest = min((m.unfitness for m in left if m.unfitness is not None), default=NONE)
     if lowest == WRONG and (serving or coming):
         return set()
-    return {name for rank, name in ranked if rank == lowest}
+    return {m.name for m in left if m.unfitness == lowest}

@@ -1,4 +1,4 @@
-"""The judge decides, for one observer, whether a worker is alive. Pure: no I/O, no clock, `now_s` is passed in.
+"""`WorkerLiveness` decides, for one observer, whether a worker is alive. Pure: no I/O, no clock, `now_s` is passed in.
 
 States of a worker that seems to hang:
 
@@ -27,7 +27,7 @@ Always true:
 - `TABLE` contains every change of state; an event without an entry raises `LivenessError` and changes nothing.
 - ALIVE and PROBATION imply an open beat connection.
 - Streams are moved off a worker exactly when its state enters `LOST`; only `ROUTABLE` workers get work.
-- The judge has no deadlines: it measures time in its observer's ticks.
+- There are no deadlines: time is measured in the observer's ticks.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class LivenessChanged:
 
 @dataclass(frozen=True, slots=True)
 class SetProbing:
-    """Probe the process now and at every tick, and pass the results to the judge; or stop probing."""
+    """Probe the process now and at every tick, and pass the results to `WorkerLiveness.step`; or stop probing."""
 
     on: bool
 
@@ -214,13 +214,13 @@ class MoveLostStreams:
 LivenessEffect = LivenessChanged | SetProbing | AskOnData | MoveLostStreams
 
 
-class Judge:
+class WorkerLiveness:
     """One observer's view of one worker. Slotted and mutable: it is stepped ten times a second for every worker."""
 
     __slots__ = (
-        "_answers", "_asked", "_beat", "_beats", "_connected", "_given", "_idle_since", "_local", "_must_step", "_mute",
-        "_mute_busy", "_owing", "_probation_s", "_probing", "_returned_at", "_silent", "_silent_busy", "_stepped",
-        "_still_since", "_switches", "_ticked_at", "_ticks", "_ticks_served", "name", "reason", "state",
+        "_answers", "_asked", "_beat", "_beats", "_connected", "_given", "_idle_since_s", "_local", "_must_step",
+        "_mute", "_mute_busy", "_owing", "_probation_s", "_probing", "_returned_at_s", "_silent", "_silent_busy",
+        "_stepped", "_still_since", "_switches", "_ticked_at_s", "_ticks", "_ticks_served", "name", "reason", "state",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -233,7 +233,7 @@ class Judge:
         self._beat: Beat | None = None
         # On-time ticks: all; since the last sign of life; and of those the ones with work. The count of silent ticks
         # starts at -1, because the next tick ends an interval that had a sign of life.
-        self._ticked_at: float | None = None
+        self._ticked_at_s: float | None = None
         self._ticks = 0
         self._silent = -1
         self._silent_busy = -1
@@ -249,8 +249,8 @@ class Judge:
         self._owing = False
         self._must_step = False
         self._probation_s = PROBATION_S
-        self._returned_at: float | None = None
-        self._idle_since: float | None = None
+        self._returned_at_s: float | None = None
+        self._idle_since_s: float | None = None
         self._ticks_served = 0
         self._beats = 0
         self._stepped = False
@@ -323,7 +323,7 @@ class Judge:
         self._mark_heard()
         limit_ms = wedged_after_ms(beat)
         if _has_work(beat) and beat.stuck_ms >= limit_ms:
-            self._idle_since = None
+            self._idle_since_s = None
             why = f"no step for {beat.stuck_ms / 1000:.1f} s with {beat.running} running, {beat.waiting} waiting"
             return self._turn(now_s, LivenessCause.STUCK, f"{why} (limit {limit_ms / 1000:.1f} s)")
         if self.state in PROBED:
@@ -336,10 +336,10 @@ class Judge:
         return ()
 
     def _tick(self, now_s: float, streams_open: bool) -> tuple[LivenessEffect, ...]:
-        gap_s = TICK_LATE_S + 1.0 if self._ticked_at is None else now_s - self._ticked_at
+        gap_s = TICK_LATE_S + 1.0 if self._ticked_at_s is None else now_s - self._ticked_at_s
         if gap_s < TICK_EARLY_S:
             return ()  # the observer is catching up; the next tick is measured from the last one that counted
-        self._ticked_at = now_s
+        self._ticked_at_s = now_s
         if gap_s > TICK_LATE_S:
             return ()
         self._ticks += 1
@@ -375,7 +375,7 @@ class Judge:
         return self._turn(now_s, LivenessCause.STOP_SEEN, still)
 
     def _weigh_silence(self, now_s: float) -> tuple[LivenessEffect, ...]:
-        """Judge the silence of a worker that is ALIVE, MUTE or on PROBATION, at a tick that counts."""
+        """Check the silence of a worker that is ALIVE, MUTE or on PROBATION, at a tick that counts."""
         if self._silent_busy >= SUSPECT_TICKS or self._silent >= SUSPECT_IDLE_TICKS:
             return self._turn(now_s, LivenessCause.SILENT, self._silence())
         if self.state is not Liveness.PROBATION:
@@ -387,7 +387,7 @@ class Judge:
         return self._turn(now_s, LivenessCause.PROVED, f"on time for {self._probation_s:g} s of probation")
 
     def _weigh_suspect(self, now_s: float) -> tuple[LivenessEffect, ...]:
-        """Judge a worker that is SUSPECT or STARVED, at a tick that counts."""
+        """Check a worker that is SUSPECT or STARVED, at a tick that counts."""
         unanswered = self._unanswered() >= UNANSWERED_TICKS
         limit = GONE_ASKED_TICKS if unanswered else GONE_TICKS
         if not self._local and (self._silent_busy >= limit or self._silent >= GONE_IDLE_TICKS):
@@ -398,7 +398,7 @@ class Judge:
         return ()
 
     def _weigh_mute(self, now_s: float) -> tuple[LivenessEffect, ...]:
-        """Judge a beating worker that is ALIVE, MUTE or on PROBATION by its data and answers, at a tick that counts."""
+        """Check a beating worker that is ALIVE, MUTE or on PROBATION by its data and answers, at a tick that counts."""
         if not self._answers:
             return ()
         if self._asked is None:
@@ -436,11 +436,11 @@ class Judge:
             self._must_step = False
             return self._turn(now_s, LivenessCause.RETURNED, "its step moves again")
         if _has_work(beat):
-            self._idle_since = None
+            self._idle_since_s = None
             return ()
-        if self._idle_since is None:
-            self._idle_since = now_s
-        if now_s - self._idle_since < max(WEDGED_REST_S, self._probation_s):
+        if self._idle_since_s is None:
+            self._idle_since_s = now_s
+        if now_s - self._idle_since_s < max(WEDGED_REST_S, self._probation_s):
             return ()
         self._must_step = True  # idleness proves nothing about its steps: it stays on probation until it makes one
         return self._turn(now_s, LivenessCause.RETURNED, "it has had no work for a while and is tried again")
@@ -470,10 +470,10 @@ class Judge:
 
     def _begin_probation(self, now_s: float, *, fresh: bool) -> None:
         if fresh:
-            flaps = self._returned_at is not None and now_s - self._returned_at <= FLAP_S
+            flaps = self._returned_at_s is not None and now_s - self._returned_at_s <= FLAP_S
             self._probation_s = min(2 * self._probation_s, PROBATION_S_MAX) if flaps else PROBATION_S
-            self._returned_at = now_s
-        self._owing, self._idle_since = True, None
+            self._returned_at_s = now_s
+        self._owing, self._idle_since_s = True, None
         self._ticks_served = self._beats = 0
         self._stepped = self._given = False
 

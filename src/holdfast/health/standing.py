@@ -1,7 +1,7 @@
 """A worker's standing is control's verdict: how much traffic the worker gets, derived from all evidence about it. Pure:
 no I/O, no clock. `now_s` is passed in and never goes back; it is wall time, because records outlive their writer.
 
-Theory (facts 14, 24). Evidence about a worker comes from canaries, its breaker, the judge of its beats, its device, its
+Theory (facts 14, 24). Evidence about a worker comes from canaries, its breaker, its liveness, its device, its
 pace and its own reports. It comes late, twice and in any order, and one kind must not undo another. So the standing
 keeps the *causes* against the worker, each with its reason. Only the evidence that `TABLE` names for a cause lifts it.
 The status is the most urgent one of all causes, so the worker can return when the last grave cause is lifted.
@@ -91,8 +91,8 @@ class Lift(StrEnum):
     ACQUITTED = "its weights are as they were written, and answer rightly"
     SETTLED = "it is known which is right"
     SEEN = "its process is there"
-    ALIVE = "its judge calls it alive"
-    BACK = "its judge tries it again"
+    ALIVE = "its beats show that it is alive"
+    BACK = "it came back, and is on probation"
     CLOSED = "its breaker closed"
     IN_PACE = "it is in pace with its set"
     CLEARED = "its device was reset or replaced"
@@ -167,14 +167,14 @@ class WorkerGone:
 @dataclass(frozen=True, slots=True)
 class CanaryPassed:
     load: int
-    asked_s: float  # when it was sent
+    asked_at_s: float  # when it was sent
     right: bool = True  # it was compared with an expected answer, and no answer was wrong lately
 
 
 @dataclass(frozen=True, slots=True)
 class CanaryFailed:
     load: int
-    asked_s: float
+    asked_at_s: float
     failing: CanaryFailing
     reason: str
     moving: bool = False  # clients got tokens from this worker meanwhile: it is busy, not silent
@@ -214,7 +214,7 @@ class DeviceReport:
     at_s: float
 
 
-# Effects of the worker's breaker, of the judge of its beats and of `Outliers` are events here.
+# Effects of the worker's breaker, of its `WorkerLiveness` and of `Outliers` are events here.
 StandingEvent = (
     WorkerPresent | WorkerGone | CanaryPassed | CanaryFailed | Disputed | WorkerAcquitted | LastResort | ReportedFatal
     | DeviceReport | BreakerOpened | BreakerClosed | LivenessChanged | Paced | DeadlineReached
@@ -432,28 +432,28 @@ def _on_present(s: WorkerStanding, event: WorkerPresent, now_s: float) -> Outcom
 
 
 def _on_canary_passed(s: WorkerStanding, event: CanaryPassed) -> WorkerStanding:
-    asked_s = event.asked_s
-    if asked_s <= s.heard_s:
+    asked_at_s = event.asked_at_s
+    if asked_at_s <= s.heard_s:
         return s
-    good_s = s.good_s if s.quarantined else asked_s
-    heard = replace(s, heard_s=asked_s, good_s=good_s, right_s=good_s if event.right else s.right_s, failures=0)
+    good_s = s.good_s if s.quarantined else asked_at_s
+    heard = replace(s, heard_s=asked_at_s, good_s=good_s, right_s=good_s if event.right else s.right_s, failures=0)
     lifted = _lift_causes(heard, Lift.PASSED)
     # A canary that lifted a cause, or was sent before the fall, does not count as one that is owed.
-    if lifted is not heard or asked_s <= s.fell_s:
+    if lifted is not heard or asked_at_s <= s.fell_s:
         return lifted
     if s.owed > 1:
         return replace(heard, owed=s.owed - 1)
-    proved = s.owed == 1 and s.weight > 0 and asked_s >= s.prove_s
+    proved = s.owed == 1 and s.weight > 0 and asked_at_s >= s.prove_s
     return replace(heard, owed=0) if proved else heard
 
 
 def _on_canary_failed(s: WorkerStanding, event: CanaryFailed) -> Outcome:
     why = f"canary {event.failing}: {event.reason}"
     if event.failing is CanaryFailing.WRONG:
-        return replace(_hold_cause(s, HealthCause.WRONG, why), heard_s=max(s.heard_s, event.asked_s)), ()
-    if event.asked_s <= s.heard_s:
+        return replace(_hold_cause(s, HealthCause.WRONG, why), heard_s=max(s.heard_s, event.asked_at_s)), ()
+    if event.asked_at_s <= s.heard_s:
         return s, ()
-    heard = replace(s, heard_s=event.asked_s)
+    heard = replace(s, heard_s=event.asked_at_s)
     if event.failing is CanaryFailing.SLOW:
         return _hold_cause(_lift_causes(replace(heard, failures=0), Lift.ANSWERED), HealthCause.CANARY_SLOW, why), ()
     if event.moving:
@@ -472,8 +472,8 @@ def _acquit(s: WorkerStanding) -> WorkerStanding:
 
 
 def _on_liveness(s: WorkerStanding, event: LivenessChanged) -> WorkerStanding:
-    """Apply the judge's verdict. Silence alone is not recorded: frontends with streams on the worker notice it first,
-    and mostly it ends soon (facts 31)."""
+    """Apply a change of its liveness. Silence alone is not recorded: frontends with streams on the worker notice it
+    first, and mostly it ends soon (facts 31)."""
     if event.after in LOST:
         return _hold_cause(s, HealthCause.LOST, f"{event.after}: {event.reason}")
     if event.after is Liveness.PROBATION:

@@ -1,11 +1,11 @@
 """Watches one process through its beats: keeps the beat connection, probes /proc when the process is silent, and feeds
-the judge (`liveness`).
+`WorkerLiveness`.
 
 The observer (a frontend for its workers, a supervisor for its jobs) ticks the watcher ten times a second, and gets
 every change of verdict. A probe reads a few small files under /proc and the cgroup tree, which show what no beat can
 report (facts 31c). It never waits for the process.
 
-Always true: the judge gets `Connected` only after the welcome of the right process; received beats are passed on before
+Always true: `Connected` is stepped only after the welcome of the right process; received beats are passed on before
 the tick that counts silence; after `reset` no earlier verdict counts.
 """
 
@@ -24,19 +24,19 @@ from holdfast.health.liveness import (
     Connected,
     DataReceived,
     Disconnected,
-    Judge,
     LivenessChanged,
     LivenessEvent,
     LivenessTick,
     MoveLostStreams,
     ProbeResult,
     SetProbing,
+    WorkerLiveness,
 )
 from holdfast.wire.messages import Beat, Failing, ProcessIdentity, ToFrontend, Welcome
 from holdfast.wire.worker_connection import WorkerConnection
 
 CONNECT_TIMEOUT_S = 2.0  # a beat thread answers at once; if it does not, the watcher connects again
-# Pause between attempts to open a beat connection: two fit in before the judge makes a worker SUSPECT.
+# Pause between attempts to open a beat connection: two fit in before a worker is SUSPECT.
 REOPEN_S = 0.2
 # Beats kept between two ticks: at most ten come in a second, and there are ten ticks.
 BEATS_MAX = 64
@@ -119,7 +119,7 @@ class BeatWatcher:
         ask: Callable[[], None] | None = None,
         on_failing: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        self.judge = Judge(name)
+        self.liveness = WorkerLiveness(name)
         self._ask = ask
         self._on_failing = on_failing
         self._address = address
@@ -176,14 +176,14 @@ class BeatWatcher:
             self._beat.abort()
             self._beat = None
         self._identity, self._probing = None, False
-        self.judge = Judge(self.judge.name)
+        self.liveness = WorkerLiveness(self.liveness.name)
 
     def hear(self) -> None:
         """Note a sign of life from another connection, which ends the process's silence at once."""
         self._tell(DataReceived(), self._loop.time())
 
     def tick(self, now_s: float, *, heard: bool = False, streams_open: bool = False) -> None:
-        """Tick the judge. `heard`: a sign of life came on another connection since the last tick."""
+        """Tick `liveness`. `heard`: a sign of life came on another connection since the last tick."""
         if heard:
             self._tell(DataReceived(), now_s)
         if self._beat is not None:
@@ -196,7 +196,7 @@ class BeatWatcher:
             self._tell(probe(self._identity), now_s)
 
     def _tell(self, event: LivenessEvent, now_s: float) -> None:
-        for effect in self.judge.step(event, now_s):
+        for effect in self.liveness.step(event, now_s):
             if isinstance(effect, SetProbing):
                 self._probing = effect.on
             elif isinstance(effect, AskOnData):
@@ -206,4 +206,4 @@ class BeatWatcher:
                 self._on_finding(effect)
 
     def __repr__(self) -> str:
-        return f"<BeatWatcher {self.judge!r}>"
+        return f"<BeatWatcher {self.liveness!r}>"

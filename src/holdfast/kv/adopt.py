@@ -120,7 +120,7 @@ def survey(index: Index) -> Survey:
     if not same:
         return _nothing(index.geometry, owner)
     table = read_table(index).copy()
-    verdicts = judge(table, index.geometry, owner.epoch if owner else 0)
+    verdicts = classify_entries(table, index.geometry, owner.epoch if owner else 0)
     keys = read_keys(table)
     refuse_twins(verdicts, table, keys)
     return Survey(
@@ -240,7 +240,9 @@ def read_keys(table: Table) -> NDArray[np.void]:
     return keys
 
 
-def judge(table: Table, geometry: Geometry, owner_epoch: int, blocks: Table | None = None) -> NDArray[np.uint8]:
+def classify_entries(
+    table: Table, geometry: Geometry, owner_epoch: int, blocks: Table | None = None
+) -> NDArray[np.uint8]:
     """Return a verdict per row, each judged by itself. `blocks` are the rows' block ids, if they are not 0, 1, 2, …"""
     word = table[:, layout.WORD]
     state = word & np.uint64(layout.STATE_MASK)
@@ -351,7 +353,7 @@ class Follower:
 
     def _apply(self, changed: np.ndarray[tuple[int], np.dtype[np.intp]], rows: Table) -> None:
         """Judge the changed rows and store them. `rows` is a copy, so the owner cannot change it in between."""
-        verdicts = judge(rows, self._index.geometry, self._epoch, changed.astype(np.uint64))
+        verdicts = classify_entries(rows, self._index.geometry, self._epoch, changed.astype(np.uint64))
         for block in changed[self._verdicts[changed] == YOURS].tolist():
             self._forget(block)
         self._seen[changed] = rows

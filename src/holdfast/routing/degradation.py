@@ -153,7 +153,7 @@ class Degradation:
         self._none_since_s: float | None = None
         self._begun = record is not None  # there was a worker once
         # When it last got better, if it has not got worse since.
-        self._returned_s: float | None = now_s if self.record.patience > 1 and self.level == 0 else None
+        self._returned_at_s: float | None = now_s if self.record.patience > 1 and self.level == 0 else None
 
     @property
     def level(self) -> int:
@@ -243,10 +243,10 @@ class Degradation:
             return None
         patience = before.patience
         if level < before.level:
-            self._returned_s = now_s
-        elif self._returned_s is not None:
-            flaps = now_s - self._returned_s <= self._settings.flap_s
+            self._returned_at_s = now_s
+        elif self._returned_at_s is not None:
+            flaps = now_s - self._returned_at_s <= self._settings.flap_s
             patience = min(2 * patience, PATIENCE_MAX) if flaps else 1
-            self._returned_s = None  # falls that follow are the same one
+            self._returned_at_s = None  # falls that follow are the same one
         self.record = LevelRecord(level, why, patience, vacant)
         return self.record

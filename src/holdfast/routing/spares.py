@@ -74,7 +74,7 @@ class Reserve:
         self._settings = settings
         self._ready = begun  # once the reserve was complete, every change waits
         self._patience = 1
-        self._put_by_s: float | None = None  # when the last worker became a spare
+        self._last_spare_at_s: float | None = None  # when the last worker became a spare
         self._short_since_s: float | None = None
         self._calm_since_s: float | None = None
 
@@ -130,10 +130,10 @@ class Reserve:
     def _bring(self, now_s: float) -> None:
         """Note that a spare was needed; if soon after a worker became one, wait longer before the next does."""
         self._calm_since_s = None
-        if self._put_by_s is not None:
-            soon = now_s - self._put_by_s <= FLAP_S
+        if self._last_spare_at_s is not None:
+            soon = now_s - self._last_spare_at_s <= FLAP_S
             self._patience = min(2 * self._patience, PATIENCE_MAX) if soon else 1
-            self._put_by_s = None
+            self._last_spare_at_s = None
 
     def _put_by(self, event: SparesLooked, spares: int, now_s: float) -> tuple[SpareChanged, ...]:
         """Make the worker with the fewest streams a spare, if all has been well for long enough."""
@@ -146,7 +146,7 @@ class Reserve:
         if now_s < self._calm_since_s + self._wait_s():
             return ()
         self._calm_since_s = None
-        self._put_by_s = now_s if self._ready else None  # spares of the start do not count as made too soon
+        self._last_spare_at_s = now_s if self._ready else None  # spares of the start do not count as made too soon
         return (SpareChanged(one.name, True, f"{self.serving} of {self.size} workers serve, which is enough"),)
 
     def _candidate(self, event: SparesLooked, spares: int) -> SpareCandidate | None:

@@ -429,10 +429,10 @@ class EtcdStore(StoreClient):
             if took_s < HEART_TIMEOUT_S + 1 and (not refused or failures + 1 >= REFUSALS_LOST):
                 self._become_lost(str(error))
             return False
-        self._judge(answer.header.revision)
+        self._on_heartbeat_answer(answer.header.revision)
         return True
 
-    def _judge(self, revision: int) -> None:
+    def _on_heartbeat_answer(self, revision: int) -> None:
         """Handle an answer: after an outage, or from another endpoint or history, restart all watches and put all
         keys."""
         same = self.state == "connected" and self._generation == self._gateway.generation and revision >= self._revision

@@ -152,15 +152,15 @@ class ModelDirectory:
         self.loading: Callable[[str, str], Loading | None] = lambda namespace, checksum: None
         self.unread: set[str] = set()  # prefixes of the store whose first snapshot has not arrived yet
         self.store_lost = False  # while True, new workers are not discovered
-        self.store_lost_s = 0.0  # when the store was last seen to be away
+        self.store_lost_at_s = 0.0  # when the store was last seen to be away
         self.sets: dict[tuple[str, str], WorkerSet] = {}
         self._rules: dict[str, Rules] = {}  # by deployment; a missing one is at level 0
         self._policies: defaultdict[str, SetPolicies] = defaultdict(SetPolicies)  # by deployment
 
     def note_store(self, now_s: float) -> None:
-        """Update `store_lost_s`; called at every tick."""
+        """Update `store_lost_at_s`; called at every tick."""
         if self.store_lost:
-            self.store_lost_s = now_s
+            self.store_lost_at_s = now_s
 
     def set_wanted(self, deployment: str, names: frozenset[str]) -> None:
         """Set all wanted models of a deployment. Streams held for models that are no longer wanted end at the next

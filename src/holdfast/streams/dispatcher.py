@@ -78,7 +78,7 @@ class Dispatcher:
     # -- from the roster
 
     def join(self, link: WorkerLink, workers: WorkerSet) -> None:
-        """Add a connected worker to its set; it gets work once it is active and its judge trusts it."""
+        """Add a connected worker to its set; it gets work once it is active and its liveness allows it (`trusted`)."""
         link.workers = workers
         link.gaps = self.stats.gaps.setdefault(workers.card.name, TokenGaps())
         self.links.enter(link)
@@ -88,7 +88,7 @@ class Dispatcher:
             self._lead(link)
 
     def reroute(self, link: WorkerLink) -> None:
-        """Update the worker's route after its own state, its group's leader or its judge's verdict changed."""
+        """Update the worker's route after its own state, its group's leader or its liveness changed."""
         workers = link.workers
         if workers is None or link.data is None:
             return
@@ -140,9 +140,9 @@ class Dispatcher:
             return  # an output without a token proves nothing
         flight.first_output, flight.handed_over_by = False, None
         if self.links[slot].share.wrong:
-            ledger.doubt(MAY_BE_WRONG)
+            ledger.mark_inexact(MAY_BE_WRONG)
         computed = len(ledger.prompt) + ledger.mark - cached
-        flight.workers.prefills.add(computed, now_s - flight.sent_s)
+        flight.workers.prefills.add(computed, now_s - flight.sent_at_s)
         flight.workers.table.mark_proven(slot, flight.priority)
         self.stats.worker_serves(slot.name, self.links[slot].epoch)
         if flight.priority is PriorityClass.ON_TRIAL or flight.workers.holds.suspects:
@@ -265,7 +265,7 @@ class Dispatcher:
         """Take a stream off its worker; the caller places it again."""
         ledger = flight.ledger
         self._leave_link(flight, tell_worker=tell_worker, drain=False)
-        flight.waits_since_s += self.clock() - flight.sent_s  # time on a worker does not count as waiting
+        flight.waits_since_s += self.clock() - flight.sent_at_s  # time on a worker does not count as waiting
         if counted:
             ledger.fail_attempt(died=died)
         else:
@@ -292,9 +292,9 @@ class Dispatcher:
             end = self._hold_policy.refuse if flight.attempt == 1 else self._hold_policy.lose
             end(flight, Code.INVALID_REQUEST, f"{ledger.length} tokens are too long to send: {error}")
             return True
-        flight.slot, flight.sent_s, flight.first_output = slot, self.clock(), True
+        flight.slot, flight.sent_at_s, flight.first_output = slot, self.clock(), True
         workers.table.assign(slot, flight.cost, ledger.prompt, flight.priority)
-        workers.note_trial(flight.sent_s)
+        workers.note_trial(flight.sent_at_s)
         link.streams[flight.stream] = flight
         return True
 
@@ -457,7 +457,7 @@ class Links:
         return self._epochs.objection(link.claim) if link.active else ""
 
     def objection(self, link: WorkerLink) -> str:
-        """Return why a connected worker gets no work, apart from its judge's verdict; "" if there is no reason."""
+        """Return why a connected worker gets no work, apart from its liveness; "" if there is no reason."""
         return self.own_objection(link) or link.objection
 
     def own_objection(self, link: WorkerLink) -> str:

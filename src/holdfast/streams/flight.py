@@ -138,8 +138,8 @@ class Flight:
     worker_tokens: int = 0  # made for all streams by the first failed worker, at the time of that failure
     blamed: Excusable | None = None  # the worker that its last failure was counted against
     excused: bool = False  # that count was taken back, because the stream failed elsewhere too
-    last_s: float = 0.0  # when its last token came, 0 before any
-    sent_s: float = 0.0  # when its current attempt began
+    last_token_at_s: float = 0.0  # when its last token came, 0 before any
+    sent_at_s: float = 0.0  # when its current attempt began
     place_since_s: float = 0.0  # when it began to wait for a free place, here or in an engine's queue; 0: it did not
     place_until_s: float = 0.0  # until when its worker keeps it queued; 0: without a bound
     waits_since_s: float = 0.0  # when it first had no place, plus the time it has run since
@@ -149,7 +149,7 @@ class Flight:
         """Note that an attempt ended because its worker failed. `worker_tokens`: made by that worker for all streams.
         Tokens from a worker with wrong answers stay in the stream, so it is flagged."""
         if failure.place.wrong and self.ledger.emitted:
-            self.ledger.doubt("begun by a worker that failed a known-answer check")
+            self.ledger.mark_inexact("begun by a worker that failed a known-answer check")
         before = self.failed_on if self.failed_at_s else ()
         self.worker_tokens = self.worker_tokens if self.failed_at_s else worker_tokens
         self.failed_at_s = self.failed_at_s or now_s
@@ -158,7 +158,7 @@ class Flight:
     def note_resumed(self, now_s: float, to: str, recomputed: int) -> float:
         """Note the first token after a failure, from the worker `to`. Return how long the client saw no token; this
         counts from the last token, because a stopped worker is detected late."""
-        pause_s = now_s - (self.last_s or self.failed_at_s)
+        pause_s = now_s - (self.last_token_at_s or self.failed_at_s)
         self.failed_at_s = 0.0
         for failure in self.failed_on:
             failure.stream_resumed(pause_s, self.ledger.mark, to, recomputed)
@@ -168,7 +168,7 @@ class Flight:
         """Move it to a stand-in for its set, and out of its own set's queue."""
         self.workers.holds.drop(self)
         if self.would_change_in(other):
-            self.ledger.doubt("continued by workers of another version")
+            self.ledger.mark_inexact("continued by workers of another version")
         self.workers = other
 
     def would_change_in(self, other: WorkerSet) -> bool:
@@ -212,15 +212,15 @@ class WorkerSet:
         self.table = RouteTable(rng)
         self.holds: HoldQueue[Flight] = HoldQueue(fresh_holds_max, stays=lambda flight: flight.consumer.answering)
         self.last_resorts: set[RouteSlot] = set()  # workers that serve only because too few others can
-        self._inexact = 0  # workers that may answer the same request differently each time
+        self._nondeterministic = 0  # workers that may answer the same request differently each time
         self.sessions = 0  # data connections to its workers, including workers not ready for work yet
         self.text_lock = asyncio.Lock()  # held while the text side is made
         self.text: object | None = None  # what the frontend made of the card's tokenizer and template
         self.empty_since_s = 0.0  # when the last routable worker went, 0 while there is one
         self.served_since_s = 0.0  # when the current, or else the last, period with a routable worker began
         self.full_since_s = 0.0  # when its workers were first seen to be full, 0 while they are not
-        self.tried_s = 0.0  # when a worker was last seen to be reserved for a suspect
-        self.away_s = 0.0  # when a rollout was last seen to have taken all workers away
+        self.trial_seen_at_s = 0.0  # when a worker was last seen to be reserved for a suspect
+        self.taken_away_at_s = 0.0  # when a rollout was last seen to have taken all workers away
         self.none_serves = False  # workers are up, none serves, no other is expected (`MissingWorkers.stands`)
         self.pace = RetryAdvice()  # from the places that came free for waiting streams
         self.prefills = Prefills()  # of its workers
@@ -240,17 +240,17 @@ class WorkerSet:
     @property
     def deterministic(self) -> bool:
         """Return whether all its workers give the same answer to the same request."""
-        return self._inexact == 0
+        return self._nondeterministic == 0
 
     def enter(self, slot: RouteSlot, *, deterministic: bool) -> None:
         """Add a connected worker."""
         self.table.add(slot)
-        self._inexact += not deterministic
+        self._nondeterministic += not deterministic
 
     def leave(self, slot: RouteSlot, *, deterministic: bool) -> None:
         self.table.remove(slot)
         self.last_resorts.discard(slot)
-        self._inexact -= not deterministic
+        self._nondeterministic -= not deterministic
 
     def can_move(self, flight: Flight) -> bool:
         """Return whether there is a place for a stream that leaves a draining worker, and no waiting stream needs it.
@@ -277,9 +277,9 @@ class WorkerSet:
             self.full_since_s = now_s
 
     def note_trial(self, now_s: float) -> None:
-        """Update `tried_s`; called at every tick and after each send."""
+        """Update `trial_seen_at_s`; called at every tick and after each send."""
         if self.table.trials:
-            self.tried_s = now_s
+            self.trial_seen_at_s = now_s
 
     def can_stand_in_for(self, other: WorkerSet) -> bool:
         """Return whether a stream of `other` may continue here, though not exactly: same deployment, model and

@@ -67,9 +67,9 @@ class HoldPolicy:
         if flight.priority is not PriorityClass.FRESH or flight.consumer.answering:
             hold_s += self._loading_s(flight.workers, held.since_s)
         if flight.priority is not PriorityClass.FRESH:
-            away_s = max(flight.workers.away_s, self._directory.store_lost_s) - held.since_s
-            away_s = min(away_s, self._settings.away_s)
-            return hold_s + max(0.0, flight.workers.tried_s - held.since_s, away_s)
+            away_at_s = max(flight.workers.taken_away_at_s, self._directory.store_lost_at_s)
+            away_s = min(away_at_s - held.since_s, self._settings.away_s)
+            return hold_s + max(0.0, flight.workers.trial_seen_at_s - held.since_s, away_s)
         name = flight.workers.card.name
         hopeless = self._wants(name) and self._missing(name).hopeless
         if hopeless and not flight.consumer.answering and not flight.workers.sessions:
@@ -139,7 +139,7 @@ class HoldPolicy:
         """Return whether other sets are to stand in for this one: at once if a rollout took its workers away; else
         after `stand_in_after_s`, because crashed workers come back."""
         if status in TAKEN_AWAY:
-            workers.away_s = now_s
+            workers.taken_away_at_s = now_s
         after_s = 0.0 if status in TAKEN_AWAY else self._settings.stand_in_after_s
         return workers.empty_since_s > 0.0 and now_s - workers.empty_since_s > after_s
 

@@ -35,7 +35,7 @@ class Ledger:
         "deaths",
         "empty_attempts",
         "ended",
-        "inexact",
+        "inexact_reason",
         "made",
         "mark",
         "prompt",
@@ -59,7 +59,7 @@ class Ledger:
         self.empty_attempts = 0  # attempts in a row that failed without adding a token
         self.deaths = 0  # attempts in a row that ended with their engine's death before they added a token
         self.mark = len(self.made)  # tokens made when the current attempt began
-        self.inexact = ""  # why its tokens may differ from those of an unbroken run on sound workers
+        self.inexact_reason = ""  # why its tokens may differ from those of an unbroken run on sound workers
         self.ended = False
 
     def begin_attempt(self) -> int:
@@ -106,9 +106,9 @@ class Ledger:
         known = finish == "stop"
         return None if known else Failure(Code.STREAM_INCOMPLETE, f"the worker ended it with {finish[:40]!r}")
 
-    def doubt(self, why: str) -> None:
+    def mark_inexact(self, why: str) -> None:
         """Note why its tokens may not be exact; the first reason is kept."""
-        self.inexact = self.inexact or why
+        self.inexact_reason = self.inexact_reason or why
 
     def end(self) -> bool:
         """End the stream; return True only the first time."""
@@ -119,7 +119,7 @@ class Ledger:
 
     @property
     def exact(self) -> bool:
-        return not self.inexact
+        return not self.inexact_reason
 
     @property
     def emitted(self) -> int:

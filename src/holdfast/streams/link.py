@@ -83,14 +83,16 @@ class WorkerLink:
         self.epoch = 0
         self.group = ""
         self.deterministic = True
-        self.doubt = ""  # why its answers may be wrong, as the worker says
-        self.trusted = False  # the judge's last verdict: it may get work
-        self.admit_max: int | None = None  # the judge's limit on its streams
+        self.inexact_reason = ""  # why its answers may be wrong, as the worker says
+        self.trusted = False  # its liveness allows work (`WorkerLiveness.routable`)
+        self.admit_max: int | None = None  # limit on its streams while it is on probation (`WorkerLiveness`)
         self.since_s = 0.0  # when it was discovered
         self.share = Share()  # of traffic, by control's verdict
         self.had_traffic = False  # its share was above 0 at some time
         self.eligible_ignoring_rollout = False  # its share would be above 0 without a rollout or fleet
-        self.called_in = False  # a spare, or a worker in doubt, that serves because no other of its set does
+        self.called_in = (
+            False  # a spare, or a worker with a verdict against it, that serves because no other of its set does
+        )
         self.postponed = ""  # why its streams must leave once another worker can take them
         self.on_sign_of_life: Callable[[], None] = lambda: None  # called at once, not at the next tick
         self.heard = False  # something came on the data connection since the last tick
@@ -121,7 +123,7 @@ class WorkerLink:
     def on_welcome(self, welcome: Welcome) -> None:
         """Apply the worker's state from a new connection; it replaces that from the old one."""
         self.active, self.epoch, self.group = welcome.active, welcome.epoch, welcome.group
-        self.deterministic, self.doubt = welcome.deterministic, welcome.doubt
+        self.deterministic, self.inexact_reason = welcome.deterministic, welcome.doubt
         self.draining = False
 
     def check(self, welcome: Welcome) -> None:
@@ -227,7 +229,7 @@ class DataConnection(WorkerConnection):
             flight = streams.get(output.stream)
             tokens = output.tokens
             if output.finish is not None and flight is not None:
-                self._doubt_end(flight, output)
+                self._reject_false_end(flight, output)
             failure = output.failure
             if failure is not None and not tokens:  # not shown to the consumer: it may still answer with an HTTP status
                 counts.tokens -= 1
@@ -242,19 +244,19 @@ class DataConnection(WorkerConnection):
             consumer = flight.consumer
             try:
                 if flight.first_output:
-                    if self._link.doubt:
-                        flight.ledger.doubt(self._link.doubt)
+                    if self._link.inexact_reason:
+                        flight.ledger.mark_inexact(self._link.inexact_reason)
                     events.output_began(flight, output.cached)
                 over = consumer.take(output)
             except Exception as error:
                 events.consumer_raised(flight, error)
                 continue
             if tokens:
-                if flight.last_s != since_s:
+                if flight.last_token_at_s != since_s:
                     gaps.add(since_s, now_s, count)
-                    since_s, count = flight.last_s, 0
+                    since_s, count = flight.last_token_at_s, 0
                 count += 1
-                flight.last_s = now_s
+                flight.last_token_at_s = now_s
                 if len(tokens) > 1:
                     counts.tokens += len(tokens) - 1
                     gaps.counts[0] += len(tokens) - 1  # they came in the same frame: a gap of 0
@@ -268,7 +270,7 @@ class DataConnection(WorkerConnection):
         gaps.add(since_s, now_s, count)
 
     @staticmethod
-    def _doubt_end(flight: Flight, output: Output) -> None:
+    def _reject_false_end(flight: Flight, output: Output) -> None:
         """Turn an end that cannot be the stream's real end into a failure."""
         assert output.finish is not None, output
         why = flight.ledger.cut_short(output.tokens, output.finish)
@@ -292,10 +294,10 @@ class DataConnection(WorkerConnection):
             # The worker will give its streams back one by one; do not wait for that, and move higher tiers first.
             link.fail_streams(Code.ENGINE_SHUTDOWN, f"worker is {link.reason}", tell_worker=False)
         elif isinstance(message, Active):
-            link.active, link.epoch, link.draining, link.doubt = True, message.epoch, False, message.doubt
+            link.active, link.epoch, link.draining, link.inexact_reason = True, message.epoch, False, message.doubt
             link.reason = message.doubt or "serving"
             for flight in list(link.streams.values()) if message.doubt else ():
-                flight.ledger.doubt(message.doubt)  # their earlier tokens may be wrong too
+                flight.ledger.mark_inexact(message.doubt)  # their earlier tokens may be wrong too
             link.on_sign_of_life()
             link.events.took_over(link)
         elif isinstance(message, ArtefactPart):

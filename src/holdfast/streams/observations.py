@@ -40,7 +40,7 @@ class WorkerCounts:
     burst: int = 0  # number of the current frame or mass failure: events with the same number happened at once
     seen_s: float = 0.0  # when the worker was last known
     _counted: dict[FailureKind, int] = field(default_factory=dict)  # the burst in which a kind was last counted
-    _failed_s: float = 0.0  # when the last failure was, if no progress followed yet; else 0
+    _failed_at_s: float = 0.0  # when the last failure was, if no progress followed yet; else 0
 
     def count_failure(self, kind: FailureKind | None, flight: Flight, streams: Iterable[Flight], now_s: float) -> None:
         """Count a failed attempt. `kind` None: not the worker's fault. `streams`: all on the worker, with this one."""
@@ -52,7 +52,7 @@ class WorkerCounts:
         self._look(streams)
         self._counted[kind] = self.burst
         self.failed[kind] = self.failed.get(kind, 0) + 1
-        self._failed_s = now_s
+        self._failed_at_s = now_s
 
     def _is_the_requests(self, flight: Flight) -> bool:
         """Return whether the request was counted before and made no progress since. If it was counted against another
@@ -67,15 +67,17 @@ class WorkerCounts:
 
     def _look(self, streams: Iterable[Flight]) -> None:
         """Count the last failure as outlived if an attempt has made progress since."""
-        if self._failed_s and any(s.last_s > self._failed_s and made(s) >= PROGRESS_TOKENS for s in streams):
+        if self._failed_at_s and any(
+            s.last_token_at_s > self._failed_at_s and made(s) >= PROGRESS_TOKENS for s in streams
+        ):
             self.outlived += 1
-            self._failed_s = 0.0
+            self._failed_at_s = 0.0
 
     def report(self, streams: Iterable[Flight], fall: int, now_s: float) -> WorkerSeen:
         """Return the worker's part of a report; `streams` are those on it now."""
         streams = list(streams)
         self._look(streams)
-        waits = [now_s - max(flight.last_s, flight.sent_s) for flight in streams]
+        waits = [now_s - max(flight.last_token_at_s, flight.sent_at_s) for flight in streams]
         return WorkerSeen(
             succeeded=self.succeeded,
             failed=dict(self.failed),

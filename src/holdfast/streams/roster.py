@@ -1,7 +1,7 @@
-"""Keeps a link to every worker a frontend knows: connects it, judges it, and gives it its share of traffic.
+"""Keeps a link to every worker a frontend knows: connects it, watches it, and gives it its share of traffic.
 
 `Roster`: a worker is removed only when its own connection is down *and* its key is gone from the store. A worker gets
-work only once the text side of its model card is ready. A standby is connected, judged and joined to its set like any
+work only once the text side of its model card is ready. A standby is connected, watched and joined to its set like any
 other worker: to take over, it only has to send its `Active` frame.
 
 `TrafficWeights` applies control's verdicts. When a worker falls (control decides that it loses its streams), they are
@@ -12,7 +12,7 @@ so that the receiving workers are not swamped.
 Three kinds of worker serve only while no other worker of their set can:
 - a spare
 - a worker that is being replaced; it gets only streams that began in its set
-- a worker in doubt, if the last verdicts leave its set without any other (`health.last_resort`)
+- a worker with a verdict against it, if the last verdicts leave its set without any other (`health.last_resort`)
 
 Always true: a takeover waits for no verdict (`streams.verdicts`). A handed-over stream never has to wait, and never
 goes ahead of waiting streams. A fall moves a stream only when another worker of the set can take it, or when its own
@@ -39,7 +39,7 @@ from holdfast.core.tasks import Tasks, beside
 from holdfast.discovery.card import ModelCard
 from holdfast.discovery.keys import InstanceKey
 from holdfast.discovery.registry import Appeared, Change, Instance, NotAdmitted, Withdrawn
-from holdfast.health.last_resort import SPARE, ResortCandidate, last_resorts
+from holdfast.health.last_resort import SPARE_UNFITNESS, ResortCandidate, last_resorts
 from holdfast.health.liveness import TICK_S, MoveLostStreams
 from holdfast.health.records import WorkerSeen
 from holdfast.health.watcher import CONNECT_TIMEOUT_S, BeatWatcher, Finding
@@ -55,8 +55,8 @@ from holdfast.wire.worker_connection import WorkerConnection
 
 # Each costs the receiving worker a prefill beside its other work.
 HANDED_OVER_AT_ONCE = 4
-# Workers in doubt serve once their set has had no worker for so long: a present control decides sooner, and a takeover
-# takes less. Much shorter than streams are held (`HoldSettings.hold_s`, 30 s).
+# Workers with a verdict against them serve once their set has had no worker for so long: a present control decides
+# sooner, and a takeover takes less. Much shorter than streams are held (`HoldSettings.hold_s`, 30 s).
 LAST_RESORT_AFTER_S = 5.0
 _ENGINE = re.compile(r"-engine-\d+$")  # follows the pod's name if the pod has several engines
 Links = Mapping[InstanceKey, list[WorkerLink]]
@@ -90,7 +90,7 @@ class Roster:
         self._running = Tasks("workers")
         self._notices = NotAdmittedNotices(network, peer)
         self._ticks = 0
-        self._ticked_s = self._loop.time()
+        self._ticked_at_s = self._loop.time()
         self._counts: defaultdict[str, AllWorkerCounts] = defaultdict(AllWorkerCounts)  # by deployment
         self._timer: asyncio.TimerHandle | None = None
         self.watchers: dict[WorkerLink, BeatWatcher] = {}
@@ -209,7 +209,7 @@ class Roster:
             self._tasks.pop(link, None)
 
     async def _session(self, link: WorkerLink, watcher: BeatWatcher) -> None:
-        """Run one data connection from connect to loss, with a new judge."""
+        """Run one data connection from connect to loss, with a new `WorkerLiveness`."""
         data = DataConnection(link, self.peer)
         workers: WorkerSet | None = None
         try:
@@ -285,15 +285,15 @@ class Roster:
         for link, watcher in list(self.watchers.items()):
             heard, link.heard = link.heard, False
             watcher.tick(now_s, heard=heard, streams_open=bool(link.streams))
-            link.counts.stream_s += (len(link.streams) - link.slot.unproven) * (now_s - self._ticked_s)
-        self._ticked_s = now_s
+            link.counts.stream_s += (len(link.streams) - link.slot.unproven) * (now_s - self._ticked_at_s)
+        self._ticked_at_s = now_s
         self.weights.tick()
         self._dispatcher.tick(now_s)
         if self._ticks % REMIND_TICKS == 0:
             self._dispatcher.remind_waiting()
 
     def _on_finding(self, link: WorkerLink, finding: Finding) -> None:
-        """Apply the judge's new verdict, or move the worker's streams if the judge asks for it."""
+        """Apply a change of the worker's liveness, or move its streams because it is lost."""
         if isinstance(finding, MoveLostStreams):
             link.fail_streams(Code.RESPONSE_TIMEOUT, finding.reason, tell_worker=True)
             return
@@ -304,8 +304,8 @@ class Roster:
     def _update_route(self, link: WorkerLink) -> None:
         if link not in self.watchers:
             return  # forgotten meanwhile
-        judge = self.watchers[link].judge
-        link.trusted, link.admit_max = judge.routable, judge.admit_max
+        liveness = self.watchers[link].liveness
+        link.trusted, link.admit_max = liveness.routable, liveness.admit_max
         self.weights.weigh(link)
         self._dispatcher.reroute(link)
 
@@ -346,7 +346,7 @@ class TrafficWeights:
         why, link.postponed = link.postponed, ""
         if link.streams:
             log.info("%s: its %d streams are moved: %s", link.instance.name, len(link.streams), why)
-            link.fail_streams(Code.RESPONSE_TIMEOUT, why, tell_worker=True, faulty=False)
+            link.fail_streams(Code.MOVED_BY_VERDICT, why, tell_worker=True, faulty=False)
 
     def set_idle(self, deployment: str, names: Collection[str], by: str = "rollout") -> None:
         """Set the replicas, by pod name, that a deployment's rollout or fleet (`by`) gives no work. `names` replaces
@@ -374,7 +374,7 @@ class TrafficWeights:
         if share == before:
             return
         for flight in link.streams.values() if share.wrong and not before.wrong else ():
-            flight.ledger.doubt(MAY_BE_WRONG)
+            flight.ledger.mark_inexact(MAY_BE_WRONG)
         if (share.weight, share.status) != (before.weight, before.status):
             log.info("%s: weight %g: %s", link.instance.name, share.weight, share.reason or "nothing speaks against it")
         self._dispatcher.reroute(link)
@@ -397,7 +397,7 @@ class TrafficWeights:
 
     def _choose_last_resorts(self, workers: WorkerSet | None) -> None:
         """Let a spare serve if no other worker of the set does (control may be away, or has not noticed yet). After
-        `LAST_RESORT_AFTER_S`, let the least doubtful others serve: verdicts alone must not leave a set without a
+        `LAST_RESORT_AFTER_S`, let the least unfit others serve: verdicts alone must not leave a set without a
         worker."""
         if workers is None:
             return
@@ -408,12 +408,14 @@ class TrafficWeights:
             able = [link for link in links if self._can_serve(link)]
             stay = empty_s >= LAST_RESORT_AFTER_S or any(link.called_in for link in able)
             called = last_resorts(
-                ResortCandidate(link, 0.0, link.share.rank) for link in able if stay or link.share.rank == SPARE
+                ResortCandidate(link, 0.0, link.share.unfitness)
+                for link in able
+                if stay or link.share.unfitness == SPARE_UNFITNESS
             )
         for link in links:
             if (link in called) is not link.called_in:
                 link.called_in = not link.called_in
-                what = "a spare" if link.share.spare else f"in doubt ({link.share.objection})"
+                what = "a spare" if link.share.spare else f"without weight ({link.share.objection})"
                 then = "serves, because no other does" if link.called_in else "is needed no more"
                 log.info("%s: %s, %s", link.instance.name, what, then)
                 self._dispatcher.reroute(link)
@@ -422,7 +424,7 @@ class TrafficWeights:
         """Return whether only control's verdict keeps a worker from serving."""
         share, up = link.share, link.data is not None and link.active and link.trusted and not link.draining
         waits = share.idle or share.until_s is not None or not share.objection
-        return up and not waits and share.rank is not None and not self._dispatcher.links.superseded(link)
+        return up and not waits and share.unfitness is not None and not self._dispatcher.links.superseded(link)
 
     def _send_back_begun(self, link: WorkerLink) -> None:
         """Send waiting streams that began in its set to a worker that is being replaced, if no other can take them."""

@@ -23,7 +23,7 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.discovery.keys import CONTROLS, HEALTH, InstanceKey, parse_key
-from holdfast.health.last_resort import SPARE, rank_of
+from holdfast.health.last_resort import SPARE_UNFITNESS, unfitness_of
 from holdfast.health.records import ControlRecord, HealthRecord
 from holdfast.health.standing import FALLEN, HealthCause, HealthStatus, WorkerStanding
 from holdfast.store.contract import Snapshot, WatchEvent, changes
@@ -50,7 +50,7 @@ class Share:
     fall: int = 0  # number of its last known fall
     wrong: bool = False  # it is quarantined: its output may be wrong
     last_resort: bool = False  # it has weight only because too few others can serve
-    rank: int | None = None  # as a last resort, lowest first (`health.last_resort`); None: it cannot serve
+    unfitness: int | None = None  # as a last resort, lowest first (`health.last_resort`); None: it cannot serve
     idle: bool = False  # a rollout gives it nothing
 
     @property
@@ -120,7 +120,9 @@ class WorkerVerdicts:
             fall=standing.fall,
             wrong=standing.quarantined,
             last_resort=record.last_resort,
-            rank=SPARE if record.spare and standing.weight else rank_of(standing.causes, standing.heard_s),
+            unfitness=SPARE_UNFITNESS
+            if record.spare and standing.weight
+            else unfitness_of(standing.causes, standing.heard_s),
         )
         if set(standing.causes) != {HealthCause.UNCHECKED} or standing.fall or standing.owed:
             return share

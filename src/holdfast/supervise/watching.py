@@ -6,7 +6,7 @@ for themselves and kill nobody; the supervisor kills, and moves no streams.
 
 Always true: a process is killed for what the kernel or its own beats show, or after 10 s of silence though it could
 run; silence counts only in this loop's own on-time ticks, so a starved supervisor kills no process; a verdict holds for
-the very process it was made of, by pid, and a new process begins with a new judge.
+the very process it was made of, by pid, and a new process begins with fresh liveness.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class JobWatch:
         self._follow()
 
     def _follow(self) -> bool:
-        """Whether the job's process is still the one that is watched; if not, another begins with a new judge."""
+        """Whether the job's process is still the one that is watched; if not, another begins with fresh liveness."""
         if self.slot.life.pid == self._pid:
             return True
         self._pid, self._stopped_ticks = self.slot.life.pid, 0
@@ -77,7 +77,7 @@ class JobWatch:
         if self.slot.life.phase is not Phase.READY:
             self._stopped_ticks = 0
         elif self._follow():
-            if self.beats is not None and self.beats.judge.state is not Liveness.NEW:
+            if self.beats is not None and self.beats.liveness.state is not Liveness.NEW:
                 self.beats.tick(now_s)
             else:
                 self._ask_kernel()

@@ -413,7 +413,7 @@ class FailoverWorker(EngineEvents):
 
     def _announce(self, epoch: int) -> None:
         worker = self._worker
-        self._over, self._leading, worker.doubt = "", True, ""
+        self._over, self._leading, worker.inexact_reason = "", True, ""
         self._engine.prove()
         self._journal.begin(epoch)
         worker.introduce(active=True, epoch=epoch)
@@ -463,9 +463,9 @@ class FailoverWorker(EngineEvents):
         self._worker.sessions.fatal(why)
 
     def disproved(self, why: str) -> None:
-        self._tasks.spawn(self._resolve_doubt(why, self._worker.life.epoch), "doubt")
+        self._tasks.spawn(self._hand_over_or_flag(why, self._worker.life.epoch), "disproved")
 
-    async def _resolve_doubt(self, why: str, epoch: int) -> None:
+    async def _hand_over_or_flag(self, why: str, epoch: int) -> None:
         """Let a standby take over if one is ready. Otherwise continue to serve until one is, and tell the frontends
         that answers may be wrong: for a stream that is better than to end without an engine."""
         worker = self._worker
@@ -475,10 +475,10 @@ class FailoverWorker(EngineEvents):
         if ready:
             self._end_at_once(why)
             return
-        worker.doubt = f"{why}; no standby is ready to take over, so it serves on until one is"
-        log.error("%s", worker.doubt)
+        worker.inexact_reason = f"{why}; no standby is ready to take over, so it serves on until one is"
+        log.error("%s", worker.inexact_reason)
         worker.introduce(active=True, epoch=epoch)
-        worker.sessions.announce(epoch, worker.doubt)
+        worker.sessions.announce(epoch, worker.inexact_reason)
         self._engine.serve_on()
         while self._leads(epoch):
             await asyncio.sleep(REPLACED_LOOK_S)

@@ -197,7 +197,7 @@ class Worker:
         # 48 random bits: unique without coordination, and short enough to read aloud.
         self.key = InstanceKey(settings.namespace(), settings.component, ENDPOINT, world.rng.getrandbits(48))
         self.welcome: Welcome | None = None
-        self.doubt = ""  # why its answers may be wrong while it serves
+        self.inexact_reason = ""  # why its answers may be wrong while it serves
         self.is_asleep: Callable[[], bool] = lambda: False
         self.is_proving: Callable[[], bool] = lambda: False
         self.artefacts = {hashlib.sha256(tokenizer).hexdigest(): tokenizer}
@@ -271,7 +271,7 @@ class Worker:
             self.sessions.say_last = self._beats.say_last
         if self.welcome is None or self.welcome.load != self._engine.progress().load:
             self.welcome = self._introduction(self._beats.identity)
-        said = {"active": active, "epoch": epoch, "doubt": self.doubt, "asleep": self.is_asleep()}
+        said = {"active": active, "epoch": epoch, "doubt": self.inexact_reason, "asleep": self.is_asleep()}
         self.welcome = msgspec.structs.replace(self.welcome, **said)
         self._beats.set_welcome(self.welcome)
 
@@ -416,8 +416,8 @@ class Worker:
         return {
             "status": self.status,
             "reason": self.life.reason or self.life.memory_problem or self.life.endpoint_problem or None,
-            "exact": not self.doubt,
-            "doubt": self.doubt or None,
+            "exact": not self.inexact_reason,
+            "doubt": self.inexact_reason or None,
             "role": "worker",
             "name": self.settings.name,
             "instance": f"{self.key.instance:x}",

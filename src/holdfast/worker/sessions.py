@@ -470,11 +470,12 @@ class Sessions(EngineEvents):
 
     # -- the beginning and the end
 
-    def announce(self, epoch: int, doubt: str = "") -> None:
-        """Tell every connected frontend that this engine leads now. `doubt`: why its answers may be wrong."""
+    def announce(self, epoch: int, inexact_reason: str = "") -> None:
+        """Tell every connected frontend that this engine leads now. `inexact_reason`: why its answers may
+        be wrong."""
         for session in self.open:
             if session.peer:
-                session.send(Active(epoch, doubt))
+                session.send(Active(epoch, inexact_reason))
 
     def hand_back(self, reason: str, *, drains: bool = True) -> None:
         """Return every stream to its frontend, which resumes it on another worker. `drains` False: this worker will

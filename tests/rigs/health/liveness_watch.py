@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from holdfast.core.address import parse_address
-from holdfast.health.liveness import TICK_LATE_S, TICK_S, Judge, Liveness, LivenessChanged
+from holdfast.health.liveness import TICK_LATE_S, TICK_S, Liveness, LivenessChanged, WorkerLiveness
 from holdfast.health.watcher import BeatWatcher, Finding
 from holdfast.wire.messages import Welcome
 from holdfast.wire.net import SocketNetwork
@@ -74,21 +74,21 @@ class Watch:
         await asyncio.gather(self.keeping, return_exceptions=True)
 
     @property
-    def judge(self) -> Judge:
-        return self.watcher.judge
+    def liveness(self) -> WorkerLiveness:
+        return self.watcher.liveness
 
     def check(self, welcome: Welcome) -> None:
         self.identity = welcome.process
 
     async def until(self, verdict: Liveness, limit_s: float = BOUND_S) -> float:
-        """Seconds until the judge says so, by the observer's on-time ticks; fails past the limit."""
-        took_s = await self.run(lambda: self.judge.state is verdict, limit_s)
-        assert self.judge.state is verdict, f"{self.judge!r} after {limit_s} s; {self.log}"
+        """Seconds until the state is reached, by the observer's on-time ticks; fails past the limit."""
+        took_s = await self.run(lambda: self.liveness.state is verdict, limit_s)
+        assert self.liveness.state is verdict, f"{self.liveness!r} after {limit_s} s; {self.log}"
         return took_s
 
     async def run(self, done: Callable[[], bool], limit_s: float = BOUND_S) -> float:
-        """Seconds by the observer's on-time ticks: the judge counts no others, and so does its time not run while this
-        process is held up."""
+        """Seconds by the observer's on-time ticks: `WorkerLiveness` counts no others, and so does its time not run
+        while this process is held up."""
         ticked_s, on_time, end_s = self.loop.time(), 0, self.loop.time() + BOUND_S
         while not done() and on_time * TICK_S < limit_s and self.loop.time() < end_s:
             await asyncio.sleep(TICK_S)

@@ -247,9 +247,9 @@ class Worker:
         back = [Output(stream, [], failure=failure) for stream in self.link.streams]
         self.data.data_received(encode(Draining("asked to stop")) + encode(Step(back)))
 
-    def take_over(self, epoch: int, doubt: str = "") -> None:
-        """A standby becomes active; or it is, and its answers are in doubt."""
-        self.data.data_received(encode(Active(epoch, doubt)))
+    def take_over(self, epoch: int, inexact_reason: str = "") -> None:
+        """A standby becomes active; or it is, and its answers may be inexact."""
+        self.data.data_received(encode(Active(epoch, inexact_reason)))
 
     def die(self) -> None:
         """The connection breaks, then the roster hears of it."""

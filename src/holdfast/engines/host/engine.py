@@ -53,7 +53,7 @@ class ProvedEvents(EngineEvents):
     def outputs(self, outputs: list[Output]) -> bool:
         proving = self.proving
         if proving.under_way:
-            before, outputs = proving.stage, proving.judge(outputs)
+            before, outputs = proving.stage, proving.filter_outputs(outputs)
             if proving.stage is not before:
                 self._tell_stage(proving.stage)
         return self.events.outputs(outputs) if outputs else True

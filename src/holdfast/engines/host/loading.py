@@ -5,7 +5,7 @@ Always true:
 - An engine writes only with the machine-wide writer lock, and releases it when the load ends, also by an error.
 - When `load` returns, this process has verified or written the weights.
 - Every wait ends at the deadline.
-- `load` and `doubt` never replace weights that are right.
+- `load` and `repair` never replace weights that are right.
 
 Filling and verifying run in a thread, so that heartbeats and connections go on.
 """
@@ -119,7 +119,7 @@ class Loader:
                 log.warning("the weights in the vault are not to be used: %s; loading them anew", wrong)
                 await self._replace(lock)
 
-    async def doubt(self, timeout_s: float) -> str:
+    async def repair(self, timeout_s: float) -> str:
         """Verify the mapped weights, and load them again if they are damaged; return what was wrong, or ""."""
         async with self._bounded(timeout_s, "verified and loaded") as lock:
             wrong = await self.wrong()

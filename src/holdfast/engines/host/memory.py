@@ -256,7 +256,7 @@ class VaultMemory:
             log.warning("adopted %d times without a canary: the weights are verified", owned.adoptions)
             self.holder.loading("the weights are verified, and loaded again if they are damaged")
             async with self.still:
-                await self._loaded.doubt(self.failover.load_s)
+                await self._loaded.repair(self.failover.load_s)
             # The pool is empty and the weights are right: reset the count of adoptions, so that earlier deaths do not
             # count against the next engine.
             owned.pool.canary_passed()

@@ -93,8 +93,8 @@ class Stage(Enum):
 
 
 class Proving:
-    """The proof of each takeover: `begin`, `judge` while `under_way`, `end`; any number of times. Calls `passed` to
-    declare the adoption good."""
+    """The proof of each takeover: `begin`, `filter_outputs` while `under_way`, `end`; any number of times. Calls
+    `passed` to declare the adoption good."""
 
     def __init__(self, passed: Callable[[], None], belief_s: float = BELIEF_S) -> None:
         self._passed = passed
@@ -120,7 +120,7 @@ class Proving:
             self.stage, self.over = Stage.ASKED, False
         self._canary, self._left = canary, list(canary.tokens)
 
-    def judge(self, outputs: list[Output]) -> list[Output]:
+    def filter_outputs(self, outputs: list[Output]) -> list[Output]:
         """Return the outputs that may be sent now, never the canary's. `stage` tells how the canary did."""
         for output in outputs:
             if output.stream == CANARY and self.stage in (Stage.ASKED, Stage.ASKED_AGAIN):

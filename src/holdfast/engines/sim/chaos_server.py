@@ -80,13 +80,13 @@ class ChaosServer:
         except asyncio.LimitOverrunError:
             await _answer(writer, _refusal(f"a line may have at most {LINE_BYTES_MAX} bytes"))
             return False  # where the next line starts is not known
-        fault, answer = self._judge(line)
+        fault, answer = self._execute(line)
         await _answer(writer, answer)
         if fault is not None:
             self._inject(fault)
         return True
 
-    def _judge(self, line: bytes) -> tuple[Fault | None, dict[str, object]]:
+    def _execute(self, line: bytes) -> tuple[Fault | None, dict[str, object]]:
         """Carry a command out and say so; a fatal one is handed back to be carried out after the answer."""
         try:
             command = json.loads(line)

@@ -253,9 +253,9 @@ class ByteFallbackDetokenizer:
             return ""  # special or unknown: the decoder never sees it, so it does not end a run either
         self._run += data
         self._plain = False
-        return self._started(self._judge_long_run()) if len(self._run) >= BYTE_RUN_BYTES_MAX else ""
+        return self._started(self._decode_long_run()) if len(self._run) >= BYTE_RUN_BYTES_MAX else ""
 
-    def _judge_long_run(self) -> str:
+    def _decode_long_run(self) -> str:
         try:
             text, used = utf_8_decode(self._run, "strict", False)
         except UnicodeDecodeError:

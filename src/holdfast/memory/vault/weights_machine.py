@@ -297,7 +297,7 @@ class WeightsState:
         return "waits" if any(waiter.session == session for waiter in self.waiters) else ""
 
 
-def judge(state: WeightsState, ask: RequestLock) -> LockAnswer:
+def decide_lock(state: WeightsState, ask: RequestLock) -> LockAnswer:
     return TABLE[_kind(state, ask)][state.situation()]
 
 
@@ -464,11 +464,11 @@ def _answer_waiters(state: WeightsState) -> Step:
     have it, then answer the others from the new state."""
     told: list[Effect] = []
     for answer, grant in ((LockAnswer.DROP, _drop_current), (LockAnswer.WRITE, _grant_write)):
-        first = next((ask for ask in state.waiters if judge(state, ask) is answer), None)
+        first = next((ask for ask in state.waiters if decide_lock(state, ask) is answer), None)
         if first is not None:
             state, effects = grant(state, first)
             told += effects
-    judged = [(ask, judge(state, ask)) for ask in state.waiters]
+    judged = [(ask, decide_lock(state, ask)) for ask in state.waiters]
     assert all(answer is not LockAnswer.WRITE for _, answer in judged), f"two writers: {state!r}"
     state = replace(state, waiters=tuple(ask for ask, answer in judged if answer is LockAnswer.WAIT))
     if state.current is not None:

@@ -192,11 +192,11 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         for connection in list(self.connections):
-            self._judge(connection, now_s)
+            self._enforce_bounds(connection, now_s)
         interval_s = min(5.0, self._bounds.unread_s / 4, self._bounds.request_s / 4)
         self._sweep_handle = loop.call_later(interval_s, self._sweep)
 
-    def _judge(self, connection: HttpConnection, now_s: float) -> None:
+    def _enforce_bounds(self, connection: HttpConnection, now_s: float) -> None:
         bounds = self._bounds
         transport = connection.transport
         if transport is None:

@@ -1,4 +1,5 @@
-"""The judge's promises, for any order of events: no verdict without its evidence; and stories of it, read as text.
+"""What holds for a worker's liveness, for any order of events: no verdict without its evidence; and stories,
+read as text.
 
 Run with HOLDFAST_WRITE_TRANSCRIPTS=1 to write the stories' answers anew, then read the diff.
 """
@@ -21,7 +22,6 @@ from holdfast.health.liveness import (
     Connected,
     DataReceived,
     Disconnected,
-    Judge,
     Liveness,
     LivenessCause,
     LivenessChanged,
@@ -31,6 +31,7 @@ from holdfast.health.liveness import (
     MoveLostStreams,
     ProbeResult,
     SetProbing,
+    WorkerLiveness,
     stopped_reason,
     wedged_after_ms,
 )
@@ -73,11 +74,11 @@ events = st.one_of(
 
 
 class Observer:
-    """Feeds a judge, and keeps its own account of the evidence it gave."""
+    """Feeds a `WorkerLiveness`, and keeps its own account of the evidence it gave."""
 
     def __init__(self, *, answers: bool) -> None:
         self.answers = answers
-        self.judge = Judge("w")
+        self.liveness = WorkerLiveness("w")
         self.now = 0.0
         self.connected = False
         self.local = False
@@ -94,7 +95,7 @@ class Observer:
             for _ in range(value):
                 self.feed("tick", (0.1, True))
             return
-        before = self.judge.state
+        before = self.liveness.state
         effects = self.apply(kind, value)
         if AskOnData() in effects:
             assert not self.local
@@ -108,41 +109,41 @@ class Observer:
             self.quiet_s += 0.1 if gap <= 0.2 else 0.0
             self.still_s += 0.1 if gap <= 0.2 else 0.0
             self.mute_s += 0.1 if gap <= 0.2 else 0.0
-            return self.judge.step(LivenessTick(streams_open), self.now)
+            return self.liveness.step(LivenessTick(streams_open), self.now)
         if kind == "probe":
             assert isinstance(value, ProbeResult)
             if not self.looks or value.switches != self.looks[-1].switches or value.thread_state == "R":
                 self.still_s = 0.0
             self.looks.append(value)
-            return self.judge.step(value, self.now)
+            return self.liveness.step(value, self.now)
         if kind in ("connect", "disconnect"):
             if self.connected is (kind == "connect"):
                 return ()
             self.connected = not self.connected
             if self.connected:
                 self.local, self.quiet_s = bool(value), 0.0
-                return self.judge.step(Connected(self.local, answers=self.answers), self.now)
-            return self.judge.step(Disconnected(), self.now)
+                return self.liveness.step(Connected(self.local, answers=self.answers), self.now)
+            return self.liveness.step(Disconnected(), self.now)
         if kind == "beat" and not self.connected:
             return ()
         self.quiet_s, self.looks = 0.0, []
         if kind == "traffic":
             self.mute_s, self.asked_s = 0.0, None
-            return self.judge.step(DataReceived(), self.now)
+            return self.liveness.step(DataReceived(), self.now)
         assert isinstance(value, Beat)
         self.beat = value
-        return self.judge.step(value, self.now)
+        return self.liveness.step(value, self.now)
 
     def check(self, before: Liveness, effects: tuple[LivenessEffect, ...]) -> None:
         for effect in effects:
             if not isinstance(effect, LivenessChanged):
                 continue
             assert effect.before is before
-            assert effect.after is self.judge.state
+            assert effect.after is self.liveness.state
             assert effect.after in TABLE[effect.before].values()
             self.check_evidence(effect.after)
         moved = any(isinstance(e, MoveLostStreams) for e in effects)
-        assert moved == (self.judge.state in LOST and before not in LOST)
+        assert moved == (self.liveness.state in LOST and before not in LOST)
 
     def check_evidence(self, after: Liveness) -> None:
         if after is Liveness.STOPPED:
@@ -174,41 +175,41 @@ def test_no_verdict_without_its_evidence(story: list[tuple[str, object]], local:
     observer.feed("connect", local)
     for kind, value in story:
         observer.feed(kind, value)
-        assert observer.judge._probing == (observer.local and observer.judge.state in PROBED)
-        assert observer.judge.routable == (observer.judge.admit_max != 0)
+        assert observer.liveness._probing == (observer.local and observer.liveness.state in PROBED)
+        assert observer.liveness.routable == (observer.liveness.admit_max != 0)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([0.1, 0.15, 0.25, 0.7, 2.0]), st.integers(0, 3)), max_size=120))
 def test_slow_and_starved_is_never_dead(story: list[tuple[float, int]]) -> None:
     """Late beats, late ticks and a beat thread that is runnable never move a stream, short of 10 s of silence."""
-    judge = Judge("w")
+    liveness = WorkerLiveness("w")
     now, quiet_ticks = 0.0, 0
-    effects = list(judge.step(Connected(True), now))
+    effects = list(liveness.step(Connected(True), now))
     for gap, dice in story:
         now += gap
         quiet_ticks += 1
         if dice == 0 or quiet_ticks > 90:
             quiet_ticks = 0
-            effects += judge.step(beat(steps=0, stuck_ms=999.0), now)
-        effects += judge.step(LivenessTick(True), now)
+            effects += liveness.step(beat(steps=0, stuck_ms=999.0), now)
+        effects += liveness.step(LivenessTick(True), now)
         thread_state, switches = ("R", 7) if dice != 1 else ("S", int(now * 10))
-        effects += judge.step(ProbeResult(False, "S", False, thread_state, switches), now)
+        effects += liveness.step(ProbeResult(False, "S", False, thread_state, switches), now)
     assert not [e for e in effects if isinstance(e, MoveLostStreams)]
-    assert judge.state not in LOST
+    assert liveness.state not in LOST
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from([0.0, 0.21, 0.5, 1.0, 10.0]), max_size=200), st.booleans())
 def test_a_starved_observer_accuses_nobody(gaps: list[float], local: bool) -> None:
     """Ticks that are late, or made up for in a burst, make no suspect."""
-    judge = Judge("w")
-    judge.step(Connected(local), 0.0)
+    liveness = WorkerLiveness("w")
+    liveness.step(Connected(local), 0.0)
     now = 0.0
     for gap in gaps:
         now += gap
-        assert judge.step(LivenessTick(True), now) == ()
-    assert judge.state is Liveness.ALIVE
+        assert liveness.step(LivenessTick(True), now) == ()
+    assert liveness.state is Liveness.ALIVE
 
 
 @settings(max_examples=100, deadline=None)
@@ -216,19 +217,19 @@ def test_a_starved_observer_accuses_nobody(gaps: list[float], local: bool) -> No
 def test_slow_but_answering_is_never_confirmed(story: list[tuple[bool, int]], p99: float) -> None:
     """On another host, however long its tokens take: a worker that answers a question within two seconds, the latest
     that a swamped one was seen to, loses no stream."""
-    judge = Judge("w")
-    judge.step(Connected(False, answers=True), 0.0)
+    liveness = WorkerLiveness("w")
+    liveness.step(Connected(False, answers=True), 0.0)
     now, due = 0.0, -1
     effects: list[LivenessEffect] = []
     for open_, late in story:
         for tick in range(30):
             now += 0.1
             if tick % 2:
-                effects += judge.step(beat(steps=int(now), p99=p99), now)
+                effects += liveness.step(beat(steps=int(now), p99=p99), now)
             due -= 1
             if due == 0:
-                effects += judge.step(DataReceived(), now)
-            told = judge.step(LivenessTick(open_), now)
+                effects += liveness.step(DataReceived(), now)
+            told = liveness.step(LivenessTick(open_), now)
             if AskOnData() in told and due < 0:
                 due = late + 1
             effects += told
@@ -279,44 +280,44 @@ def test_how_long_a_step_may_stand_still(sent: Beat, limit_ms: float) -> None:
 
 def test_a_late_probe_answer_is_ignored() -> None:
     """A look that was taken while the worker was doubted says nothing once it beats again."""
-    judge = Judge("w")
-    judge.step(Connected(True), 0.0)
-    assert SetProbing(True) in judge.step(Disconnected(), 0.1)
-    judge.step(Connected(True), 0.2)
-    assert SetProbing(False) in judge.step(beat(), 0.3)
-    assert judge.step(ProbeResult(gone=True), 0.4) == ()
-    assert judge.state is Liveness.ALIVE
+    liveness = WorkerLiveness("w")
+    liveness.step(Connected(True), 0.0)
+    assert SetProbing(True) in liveness.step(Disconnected(), 0.1)
+    liveness.step(Connected(True), 0.2)
+    assert SetProbing(False) in liveness.step(beat(), 0.3)
+    assert liveness.step(ProbeResult(gone=True), 0.4) == ()
+    assert liveness.state is Liveness.ALIVE
 
 
 def test_data_without_a_beat_connection_is_life_too() -> None:
     """A beat thread that seems to stand still is no proof against a worker that sends data meanwhile."""
-    judge = Judge("w")
-    judge.step(Connected(True), 0.0)
-    judge.step(LivenessTick(True), 0.1)
-    judge.step(Disconnected(), 0.1)
+    liveness = WorkerLiveness("w")
+    liveness.step(Connected(True), 0.0)
+    liveness.step(LivenessTick(True), 0.1)
+    liveness.step(Disconnected(), 0.1)
     for tick in range(2, 40):
-        judge.step(LivenessTick(True), tick / 10)
-        judge.step(DataReceived(), tick / 10)
-        judge.step(ProbeResult(False, "S", False, "S", 5), tick / 10)
-    assert judge.state is Liveness.SUSPECT
+        liveness.step(LivenessTick(True), tick / 10)
+        liveness.step(DataReceived(), tick / 10)
+        liveness.step(ProbeResult(False, "S", False, "S", 5), tick / 10)
+    assert liveness.state is Liveness.SUSPECT
 
 
 def test_the_table_refuses_what_is_not_in_it() -> None:
     """A missing entry is an error, and the verdict stays."""
-    judge = Judge("w")
+    liveness = WorkerLiveness("w")
     with pytest.raises(LivenessError, match="proved cannot happen"):
-        judge._target(LivenessCause.PROVED)
-    assert judge.state is Liveness.NEW
+        liveness._target(LivenessCause.PROVED)
+    assert liveness.state is Liveness.NEW
 
 
 # -- stories, read as text: `> command` lines are what happens, the rest is what it answered
 
 
 class Story:
-    """Plays commands against a judge, on time it makes up itself."""
+    """Plays commands against a `WorkerLiveness`, on time it makes up itself."""
 
     def __init__(self) -> None:
-        self.judge = Judge("worker-1")
+        self.liveness = WorkerLiveness("worker-1")
         self.now = 0.0
         self.lines: list[str] = []
         self.probing = False
@@ -351,13 +352,13 @@ class Story:
                 self.probe()
 
     def probe(self) -> None:
-        self.take(self.judge.step(self.process, self.now))
+        self.take(self.liveness.step(self.process, self.now))
 
     def do_connect(self, flags: list[str], values: dict[str, str]) -> None:
-        self.take(self.judge.step(Connected("local" in flags, "answers" in flags), self.now))
+        self.take(self.liveness.step(Connected("local" in flags, "answers" in flags), self.now))
 
     def do_disconnect(self, flags: list[str], values: dict[str, str]) -> None:
-        self.take(self.judge.step(Disconnected(), self.now))
+        self.take(self.liveness.step(Disconnected(), self.now))
 
     def do_process(self, flags: list[str], values: dict[str, str]) -> None:
         """What a probe would see from now on; `switching`: the beat thread wakes and sleeps."""
@@ -380,14 +381,14 @@ class Story:
             if self.switching:
                 switches = self.process.switches + 1
                 self.process = ProbeResult(False, "S", False, self.process.thread_state, switches)
-            self.take(self.judge.step(LivenessTick("open" in flags), self.now))
+            self.take(self.liveness.step(LivenessTick("open" in flags), self.now))
             if self.probing:
                 self.probe()
 
     def do_late(self, flags: list[str], values: dict[str, str]) -> None:
         """One tick that comes after so many seconds."""
         self.now = round(self.now + float(flags[0]), 3)
-        self.take(self.judge.step(LivenessTick("open" in flags), self.now))
+        self.take(self.liveness.step(LivenessTick("open" in flags), self.now))
         if self.probing:
             self.probe()
 
@@ -399,17 +400,17 @@ class Story:
         steps = self.beat["steps"] + int(values.get("steps", "0"))
         self.beat |= {k: int(v) for k, v in values.items() if k in self.beat}
         self.beat |= {"steps": steps, "count": self.beat["count"] + 1}
-        self.take(self.judge.step(Beat(**self.beat), self.now))
+        self.take(self.liveness.step(Beat(**self.beat), self.now))
 
     def do_traffic(self, flags: list[str], values: dict[str, str]) -> None:
-        self.take(self.judge.step(DataReceived(), self.now))
+        self.take(self.liveness.step(DataReceived(), self.now))
 
     def do_status(self, flags: list[str], values: dict[str, str]) -> None:
-        routable = "routable" if self.judge.routable else "not routable"
-        self.lines.append(f"  {self.now:5.1f}  {self.judge.state}, {routable}, admit {self.judge.admit_max}")
+        routable = "routable" if self.liveness.routable else "not routable"
+        self.lines.append(f"  {self.now:5.1f}  {self.liveness.state}, {routable}, admit {self.liveness.admit_max}")
 
 
 @stories("liveness", least=7)
 def test_the_story_goes_as_written(path: Path) -> None:
-    """Every transcript's answers are exactly those the judge gives."""
+    """Every transcript's answers are exactly those that `WorkerLiveness` gives."""
     must_go_as_written(path, Story)

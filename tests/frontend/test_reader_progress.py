@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.core.procfs import ThreadTimes
-from holdfast.frontend.large_bodies import CPU_S, IDLE_LOOKS, STOPPED_LOOKS, ReaderJudge
+from holdfast.frontend.large_bodies import CPU_S, IDLE_LOOKS, STOPPED_LOOKS, ReaderProgress
 
 SECOND = 10**9
 
 
 def looks_until_given_up(looks: Iterator[tuple[bool, ThreadTimes | None]], body_bytes: int = 0) -> tuple[int, str]:
     """How many looks it took, and the verdict; 1000 without one are enough."""
-    judge = ReaderJudge(body_bytes)
+    progress = ReaderProgress(body_bytes)
     for count, (stopped, times) in zip(range(1, 1001), looks, strict=False):
-        if verdict := judge.look(stopped, times):
+        if verdict := progress.check(stopped, times):
             return count, verdict
     return 1000, ""
 
