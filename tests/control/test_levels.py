@@ -17,8 +17,8 @@ from holdfast.control.degradation import (
     LevelEffect,
     LevelEvent,
     RequestsEnded,
+    VerdictWritten,
     WorkerCame,
-    WorkerWeighed,
     WorkerWent,
     WriteLevel,
 )
@@ -81,7 +81,7 @@ class Deployment:
         spare = name in self.records and self.records[name].spare
         record = HealthRecord(name=name, standing=standing(status, quarantined=quarantined), spare=spare)
         self.records[name] = record
-        self.tell(WorkerWeighed(name, record))
+        self.tell(VerdictWritten(name, record))
 
     def goes(self, name: str) -> None:
         del self.facts[name], self.records[name]
@@ -111,7 +111,7 @@ class Deployment:
         self.kept = LevelController(self.settings, level, continues=continues)
         for name, facts in self.facts.items():
             self.tell(WorkerCame(name, facts, 8))
-            self.tell(WorkerWeighed(name, self.records[name]))
+            self.tell(VerdictWritten(name, self.records[name]))
 
     @property
     def levels(self) -> list[int]:

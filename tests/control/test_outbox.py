@@ -112,7 +112,7 @@ async def test_what_another_wrote_is_written_again_too(rig: StoreRig) -> None:
     outbox = Outbox(rig.store, asyncio.Event())
     outbox.put("b", b"2")
     for key in ("a", "b"):
-        outbox.stands(key, b"1")
+        outbox.adopt(key, b"1")
     async with beside(outbox.run(), "outbox"):
         await until(lambda: not len(outbox), "the writing")
         assert await rig.store.get("a", 60.0) is None

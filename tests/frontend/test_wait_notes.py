@@ -200,7 +200,7 @@ async def test_a_model_whose_replicas_do_not_serve_and_that_no_other_comes_for_i
     """Not as long as a model may take to be brought up, and the client is not told that anything is provisioned."""
     rig = Rig(hold_s=0.01, provision_s=60.0)
     rig.directory.set_wanted("d", frozenset({"m"}))
-    missing = MissingWorkers("r1 on n: its breaker is open; no other comes: no room", stands=True)
+    missing = MissingWorkers("r1 on n: its breaker is open; no other comes: no room", none_serves=True)
     rig.directory.set_missing("d", {"m": missing})
     error = await refusal(rig.ask("held"))
     assert (error.status, error.code) == (503, Code.NO_WORKER)

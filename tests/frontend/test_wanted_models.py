@@ -113,7 +113,7 @@ def test_why_a_model_does_not_come_is_known_by_its_name_whatever_is_heard_first(
     first.on_fleet_record(book)
     assert news == ["d"]
     second.on_store_event(Put(models_of("e") + "k", record("m")))
-    assert not directory.missing("m").hopeless
+    assert not directory.missing("m").unplaceable
     second.on_store_event(Deleted(models_of("e") + "k"))
     first.on_fleet_record(Book())
     assert directory.missing("m") == NOT_KNOWN

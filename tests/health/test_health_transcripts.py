@@ -58,12 +58,12 @@ class WorkerStory:
         self.standing, effects = s.step(self.standing, event, self.now)
         for effect in effects:
             match effect:
-                case s.Weigh():
+                case s.SetWeight():
                     self.say(f"{effect.status.name}, weight {effect.weight:g}: {effect.reason}")
                 case s.Quarantine():
                     self.say(f"quarantine; good until {effect.right_s:g}")
-                case s.MoveFallenStreams():
-                    self.say(f"move streams (fall {effect.fall})")
+                case s.MoveEjectedStreams():
+                    self.say(f"move streams (ejection {effect.number})")
                 case s.DrainWorker():
                     self.say("drain")
                 case s.CheckWorkerNow():

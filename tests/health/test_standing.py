@@ -26,11 +26,11 @@ from holdfast.health.standing import (
     HealthCause,
     HealthNote,
     HealthStatus,
-    MoveFallenStreams,
+    MoveEjectedStreams,
     Quarantine,
+    SetWeight,
     StandingEffect,
     StandingEvent,
-    Weigh,
     WorkerStanding,
 )
 
@@ -137,7 +137,7 @@ def test_who_is_kept_away_for_flapping_has_no_streams_to_move() -> None:
     """What is found of it while it owes canaries without traffic is no further fall."""
     worker = flapping()
     worker.feed(BreakerOpened("3 in a row", 60.0), BreakerClosed("it passed"), WEDGED)
-    assert (worker.standing.fall, worker.count(MoveFallenStreams)) == (2, 2)
+    assert (worker.standing.fall, worker.count(MoveEjectedStreams)) == (2, 2)
 
 
 def test_an_older_failure_does_not_undo_a_newer_pass() -> None:
@@ -283,13 +283,13 @@ def check_step(before: WorkerStanding, after: WorkerStanding, effects: tuple[Sta
     worst = max(held, key=URGENCY.index, default=HealthStatus.HEALTHY)
     assert URGENCY.index(HealthStatus(after.status)) >= URGENCY.index(worst)
     assert after.weight == WEIGHTS[HealthStatus(after.status)]
-    moves = [effect for effect in effects if isinstance(effect, MoveFallenStreams)]
+    moves = [effect for effect in effects if isinstance(effect, MoveEjectedStreams)]
     assert after.fall - before.fall == len(moves) <= 1
     if moves:
         assert after.status in (HealthStatus.UNHEALTHY, HealthStatus.DEAD)
         found = [TABLE[HealthCause(cause)][0] for cause in before.causes if cause != HealthCause.UNCHECKED]
         assert not {HealthStatus.UNHEALTHY, HealthStatus.DEAD} & set(found)
-    assert (after.status != before.status) <= any(isinstance(effect, Weigh) for effect in effects)
+    assert (after.status != before.status) <= any(isinstance(effect, SetWeight) for effect in effects)
     assert sum(isinstance(effect, Quarantine) for effect in effects) == (after.quarantined > before.quarantined)
     assert 0 <= after.owed <= OWED_MAX
     back = before.weight == 0.0 and after.weight == 1.0

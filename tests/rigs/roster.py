@@ -203,7 +203,7 @@ class Reader:
         self.finish: str | None = None
         self.failure: tuple[Code, str] | None = None
 
-    def take(self, output: Output) -> bool:
+    def on_output(self, output: Output) -> bool:
         self.shown += output.tokens
         self.finish = output.finish
         return output.finish is not None

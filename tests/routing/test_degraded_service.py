@@ -15,7 +15,7 @@ import pytest
 from holdfast.core.tiers import Tier
 from holdfast.routing.capacity import Carrier, Meter, Profile, measure
 from holdfast.routing.degradation import RULES, Degradation, Sampled, refusal
-from holdfast.routing.tiers import TierLine
+from holdfast.routing.tiers import TierQueue
 from holdfast.spec.health import DegradationSettings, SloSettings
 
 WORKERS, PLACES = 20, 4
@@ -47,8 +47,8 @@ class World:
         self.offered = offered  # of full capacity
         self.now_s = 0.0
         self.workers = [Worker() for _ in range(WORKERS)]
-        self.resumed: TierLine[Request] = TierLine(None)
-        self.fresh: TierLine[Request] = TierLine(WAITING_MAX)
+        self.resumed: TierQueue[Request] = TierQueue(None)
+        self.fresh: TierQueue[Request] = TierQueue(WAITING_MAX)
         self.degradation = Degradation(DegradationSettings())
         self.levels = [0]
         self.refused: Counter[tuple[Tier, int]] = Counter()  # by tier and level

@@ -109,7 +109,7 @@ class RouteMachine(RuleBasedStateMachine):
     @rule(pick=PICK)
     def passes(self, pick: int) -> None:
         if found := self.pick(pick):
-            assert self.table.leave_line(found[0]) is (found[1].room != 0)
+            assert self.table.give_up_reservations(found[0]) is (found[1].room != 0)
             found[1].room = found[1].room and None
 
     @rule(

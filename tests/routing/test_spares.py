@@ -17,7 +17,7 @@ from holdfast.routing.spares import (
     Reserve,
     SpareCandidate,
     SpareChanged,
-    SparesLooked,
+    SparesSampled,
 )
 from holdfast.spec.health import SloSettings, SpareSettings
 from tests.rigs.transcripts import must_go_as_written, stories
@@ -48,7 +48,7 @@ class Set:
 
     def look(self) -> list[SpareChanged]:
         capacity = capacity_of(self.members, max(1, self.reserve.serving), self.slo, self.factor)
-        found = self.reserve.step(SparesLooked(self.members, capacity, self.level, self.whole), self.now_s)
+        found = self.reserve.step(SparesSampled(self.members, capacity, self.level, self.whole), self.now_s)
         for one in found:
             self.weigh(one.name, spare=one.spare)
         return list(found)

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from holdfast.core.tiers import Tier
-from holdfast.routing.tiers import TierLine
+from holdfast.routing.tiers import TierQueue
 
 TIERS = st.sampled_from(Tier)
 
 
 def test_a_higher_tier_pushes_out_the_last_of_the_lowest() -> None:
     """Best effort first, its latest first; then standard; and premium itself is refused when all who wait are."""
-    line: TierLine[str] = TierLine(3)
+    line: TierQueue[str] = TierQueue(3)
     assert line.join("b1", Tier.BEST_EFFORT, 1.0) is None
     assert line.join("b2", Tier.BEST_EFFORT, 2.0) is None
     assert line.join("s3", Tier.STANDARD, 3.0) is None
@@ -30,7 +30,7 @@ def test_a_higher_tier_pushes_out_the_last_of_the_lowest() -> None:
 
 def test_one_who_comes_back_stands_where_it_stood() -> None:
     """A worker turned it away: those of its tier who came later are behind it, and one of them leaves a full line."""
-    line: TierLine[str] = TierLine(2)
+    line: TierQueue[str] = TierQueue(2)
     line.join("early", Tier.STANDARD, 1.0)
     line.leave("early")
     line.join("late", Tier.STANDARD, 2.0)
@@ -41,8 +41,8 @@ def test_one_who_comes_back_stands_where_it_stood() -> None:
 
 def test_a_line_without_places_refuses_everyone_and_one_without_a_bound_nobody() -> None:
     """Zero is a bound; None is for streams that ran before."""
-    assert TierLine[int](0).join(1, Tier.PREMIUM, 0.0) == 1
-    endless: TierLine[int] = TierLine(None)
+    assert TierQueue[int](0).join(1, Tier.PREMIUM, 0.0) == 1
+    endless: TierQueue[int] = TierQueue(None)
     assert [endless.join(item, Tier.BEST_EFFORT, 0.0) for item in range(3000)] == [None] * 3000
     assert len(endless) == 3000
 
@@ -53,7 +53,7 @@ class LineMachine(RuleBasedStateMachine):
     @initialize(waiting_max=st.one_of(st.none(), st.integers(0, 5)))
     def begin(self, waiting_max: int | None) -> None:
         self.waiting_max = waiting_max
-        self.line: TierLine[int] = TierLine(waiting_max)
+        self.line: TierQueue[int] = TierQueue(waiting_max)
         self.naive: list[tuple[Tier, float, int]] = []  # its number is its item
         self.joined = 0
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from holdfast.core.errors import RESUMABLE, Code
 from holdfast.core.tiers import Tier
-from holdfast.health.standing import FALLEN, HealthStatus
+from holdfast.health.standing import EJECTED, HealthStatus
 from holdfast.routing.degradation import RULES
 from holdfast.routing.table import PriorityClass
 from holdfast.spec.waits import HoldSettings
@@ -160,7 +160,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         worker = self.living()[pick % len(self.living())]
         ledgers = {client.name: client.ledger for client in self.cluster.clients.values()}
         before = {name: (ledger.empty_attempts, ledger.deaths) for name, ledger in ledgers.items()}
-        worker.judged(status, fall=worker.link.share.fall + (status in FALLEN), spare=spare)
+        worker.judged(status, fall=worker.link.share.ejections + (status in EJECTED), spare=spare)
         for name, counts in before.items():
             ledger = self.cluster.clients[name].ledger
             after = (ledger.empty_attempts, ledger.deaths)

@@ -133,7 +133,7 @@ def test_those_that_stand_apart_hold_up_no_other_and_rejoin_where_they_would_sta
     assert first is not None
     assert first.item == "later"
     for stream in ("low", "high"):
-        queue.release_to_line(stream, PriorityClass.RESUMED)
+        queue.release_to_queue(stream, PriorityClass.RESUMED)
     assert [held.item for held in queue] == ["high", "later", "low"]
     queue.hold_for_group("gone", Tier.STANDARD, 4.0)
     queue.drop("gone")

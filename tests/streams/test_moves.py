@@ -52,7 +52,7 @@ def test_streams_of_a_quarantined_worker_leave_for_its_wrong_answers() -> None:
     on.judged(HealthStatus.UNHEALTHY, fall=1, why="wrong tokens", quarantined=True)
     other.say("s", [4])
     assert cluster.dispatcher.stats.moved == {(on.link.instance.name, other.link.instance.name, "token_mismatch"): 1}
-    assert [failure.place.fall for failure in cluster.dispatcher.stats.failures] == [1]
+    assert [failure.place.ejections for failure in cluster.dispatcher.stats.failures] == [1]
 
 
 @pytest.mark.parametrize("quarantined", [True, False])

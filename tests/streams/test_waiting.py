@@ -7,7 +7,7 @@ import pytest
 from holdfast.core.errors import Code
 from holdfast.core.tiers import Tier
 from holdfast.spec.waits import HoldSettings
-from holdfast.streams.flight import RequestState, line_of, state_of
+from holdfast.streams.flight import RequestState, queue_positions, state_of
 from tests.rigs.worlds.streams import Client, Cluster
 
 MODEL = "m"  # the rig's card's
@@ -19,7 +19,7 @@ def state(client: Client) -> RequestState:
 
 
 def places(cluster: Cluster) -> dict[str, tuple[RequestState, int]]:
-    lines = [one for workers in cluster.directory.sets.values() for one in line_of(workers, wanted=False)]
+    lines = [one for workers in cluster.directory.sets.values() for one in queue_positions(workers, wanted=False)]
     return {flight.consumer.name: (waiting.state, waiting.place) for flight, waiting in lines}  # type: ignore[attr-defined]
 
 

@@ -34,7 +34,7 @@ from holdfast.health.records import HealthRecord
 from holdfast.health.standing import HealthCause, HealthStatus
 from holdfast.routing.capacity import Capacity, Carrier, Meter, Profile, measure
 from holdfast.routing.degradation import Degradation, LevelRecord, Sampled
-from holdfast.routing.spares import Reserve, SpareCandidate, SpareChanged, SparesLooked
+from holdfast.routing.spares import Reserve, SpareCandidate, SpareChanged, SparesSampled
 from holdfast.spec.health import LevelSettings
 
 SAMPLE_S = 0.5
@@ -72,7 +72,7 @@ class WorkerWent:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerWeighed:
+class VerdictWritten:
     """A worker's health record has changed."""
 
     path: str
@@ -98,7 +98,7 @@ class RequestsEnded:
     answer_tokens: int
 
 
-LevelEvent = WorkerCame | WorkerWent | WorkerWeighed | BeatReceived | RequestsEnded | DeadlineReached
+LevelEvent = WorkerCame | WorkerWent | VerdictWritten | BeatReceived | RequestsEnded | DeadlineReached
 
 
 # -- effects
@@ -205,8 +205,8 @@ class LevelController:
                 self._came(event)
             case WorkerWent():
                 self._went(event.path, now_s)
-            case WorkerWeighed():
-                self._weighed(event.path, event.record, now_s)
+            case VerdictWritten():
+                self._on_verdict(event.path, event.record, now_s)
             case BeatReceived():
                 self._beaten(event, now_s)
             case RequestsEnded():
@@ -242,17 +242,17 @@ class LevelController:
         elif gone.facts.active:
             self._lose(group, now_s)
 
-    def _weighed(self, path: str, record: HealthRecord, now_s: float) -> None:
+    def _on_verdict(self, path: str, record: HealthRecord, now_s: float) -> None:
         worker = self._workers.get(path)
         if worker is None:
             return
-        fell = worker.record is not None and worker.weight == 0.0
+        had_none = worker.record is not None and worker.weight == 0.0
         worker.record = record
         if not worker.facts.active:
             return
-        if fell and worker.weight > 0.0:
-            # Discard measurements from before its fall: a level based on them would keep batches too small to disprove
-            # them.
+        if had_none and worker.weight > 0.0:
+            # Discard measurements from before it lost its weight: a level based on them would keep batches too small to
+            # disprove them.
             self._meters.pop(worker.meter_key, None)
             worker.window = None
         if worker.lost:
@@ -395,7 +395,7 @@ class LevelController:
             reserve = self._reserves.setdefault(kind, Reserve(self.settings.reserve, begun=self.continues))
             if len(members) == 1:
                 reserve.size = max(reserve.size, self.planned)
-            looked = SparesLooked(own, capacity, self.level, whole=not self.starting)
+            looked = SparesSampled(own, capacity, self.level, whole=not self.starting)
             for change in reserve.step(looked, now_s):
                 worker = self._workers[change.name]
                 assert worker.record is not None, "only who is sound becomes a spare, by its record"

@@ -18,7 +18,7 @@ of other workers; what depends on several workers is decided here:
 
 Every record is written before its actions are carried out, and `restore` gives another process the same state from the
 records. So verdicts outlive the process that made them, a restart of control clears none, and a numbered action (a
-fall, a canary, a load) is not repeated.
+ejection, a canary, a load) is not repeated.
 
 Always true:
 - An event says what happened and contains no judgement; a step returns records first, then actions.
@@ -48,7 +48,7 @@ from holdfast.control.worker_health import (
     WorkerFacts,
     WorkerHealth,
     errors_before,
-    load_name,
+    load_id_of,
     next_reload,
     was_load_checked,
 )
@@ -214,8 +214,8 @@ class WriteExpectations:
 
 @dataclass(frozen=True, slots=True)
 class WriteVerdict:
-    """Write this verdict before the actions that follow are done. Frontends act on its weight, on a new fall, and on a
-    drain."""
+    """Write this verdict before the actions that follow are done. Frontends act on its weight, on a new ejection, and
+    on a drain."""
 
     path: str
     record: HealthRecord
@@ -271,7 +271,7 @@ class FlagAnswers:
 
 class NoticeKind(StrEnum):
     STATUS = "status"
-    MOVED = "moved"  # its streams were moved after a new fall
+    MOVED = "moved"  # its streams were moved after a new ejection
     DRAINED = "drained"
     QUARANTINED = "quarantined"
     RELOADED = "reloaded"  # it was asked to verify and reload its weights
@@ -309,21 +309,21 @@ def same_set(worker: WorkerHealth, workers: Iterable[WorkerHealth]) -> list[Work
     return [other for other in workers if other.set_key == worker.set_key]
 
 
-def last_resorts_in(members: list[WorkerHealth], falling: WorkerHealth | None = None) -> set[str]:
+def last_resorts_in(members: list[WorkerHealth], ejecting: WorkerHealth | None = None) -> set[str]:
     """Return the paths of workers that keep serving although checks failed: too few others can, or their standby is
-    about to take over. While restored workers may still be found, the set stays as it is, except for `falling`."""
+    about to take over. While restored workers may still be found, the set stays as it is, except for `ejecting`."""
     served = {w.group for w in members if w.awake}
     coming = any(_is_ready(w) and w.group not in served for w in members)
     handing_over = {w.path for w in members if w.handover_until_s is not None and w.awake and w.failing}
     candidates = [
-        ResortCandidate(w.path, *candidacy, out=w is not falling and not w.standing.weight)
+        ResortCandidate(w.path, *candidacy, out=w is not ejecting and not w.standing.weight)
         for w in members
         if (candidacy := w.candidacy) is not None
     ]
     able = handing_over | last_resorts(candidates, coming=coming)
     if all(w.search_until_s is None for w in members):
         return able
-    return {w.path for w in members if w.standing.last_resort or (w is falling and w.path in able)}
+    return {w.path for w in members if w.standing.last_resort or (w is ejecting and w.path in able)}
 
 
 def standby_of(worker: WorkerHealth, members: list[WorkerHealth]) -> WorkerHealth | None:
@@ -339,7 +339,7 @@ def _is_ready(worker: WorkerHealth) -> bool:
 
 def others_wrong_with(worker: WorkerHealth, workers: Iterable[WorkerHealth]) -> list[WorkerHealth]:
     """Return other processes that answered wrongly with the same weights, although the weights are right."""
-    return [w for w in workers if w is not worker and w.loaded == worker.loaded and w.computes_wrongly]
+    return [w for w in workers if w is not worker and w.load_id == worker.load_id and w.computes_wrongly]
 
 
 class HealthController:
@@ -456,8 +456,8 @@ class HealthController:
         if worker.is_older(facts):
             return
         before = worker.facts
-        loaded = load_name(facts.weights or worker.path, facts.load or 1)
-        fresh, worker.loaded = loaded != worker.loaded, loaded
+        load_id = load_id_of(facts.weights or worker.path, facts.load or 1)
+        fresh, worker.load_id = load_id != worker.load_id, load_id
         worker.facts, worker.found_by_s, worker.search_until_s, worker.died_at_s = facts, None, None, None
         if fresh:
             worker.accused, worker.verified, worker.right_answers = False, False, 0
@@ -473,15 +473,15 @@ class HealthController:
         if fresh and worker.standing.load:
             self._step_breaker(worker, b.Renewed())
         took_over = (
-            not fresh and before is not None and not before.active and was_load_checked(loaded, self._workers.values())
+            not fresh and before is not None and not before.active and was_load_checked(load_id, self._workers.values())
         )
         self._step_canary(worker, c.CanaryPresent(load, took_over) if facts.active else c.CanaryGone())
         # Engines of a group check themselves before they serve, and have streams as soon as they take over.
         self._step_standing(worker, s.WorkerPresent(load, event.serving or bool(facts.group)))
-        if not worker.standing.quarantined and self._is_convicted(loaded):
+        if not worker.standing.quarantined and self._is_convicted(load_id):
             self._step_standing(worker, s.CanaryFailed(load, self._now_s, s.CanaryFailing.WRONG, CONVICTED))
         if worker.standing.quarantined:
-            self._request_reload(loaded)
+            self._request_reload(load_id)
         for fault in [self._faults[device] for device in facts.devices if device in self._faults]:
             self._step_standing(worker, fault)
         self._review_last_resort(worker)
@@ -505,13 +505,15 @@ class HealthController:
                 self._expectations[key].restore(written)
         sets: dict[str, bool] = {}
         for each in of_key:
-            sets[each.loaded] = sets.get(each.loaded, False) or bool(each.facts and each.facts.verified)
+            sets[each.load_id] = sets.get(each.load_id, False) or bool(each.facts and each.facts.verified)
         self._step_expectations(key, x.SetsPresent(sets))
 
-    def _is_convicted(self, loaded: str) -> bool:
-        written = any(loaded in record.convicted for record in self._written.values())
+    def _is_convicted(self, load_id: str) -> bool:
+        written = any(load_id in record.convicted for record in self._written.values())
         workers = self._workers.values()
-        return written or any(w.loaded == loaded and w.standing.quarantined and not w.computes_wrongly for w in workers)
+        return written or any(
+            w.load_id == load_id and w.standing.quarantined and not w.computes_wrongly for w in workers
+        )
 
     # -- time
 
@@ -539,7 +541,7 @@ class HealthController:
                 worker.pace_measured_at_s = self._now_s
                 self._step_canary(worker, c.CheckRequested("is it in pace again?", peer=True))
             if worker.reload_due_s is not None and worker.reload_due_s <= self._now_s:
-                self._request_reload(worker.loaded)
+                self._request_reload(worker.load_id)
         for key in self._expectations:
             self._step_expectations(key, DeadlineReached())
         dead = sorted((w.died_at_s, w.path) for w in self._workers.values() if w.died_at_s is not None)
@@ -577,8 +579,8 @@ class HealthController:
         others = [w for w in self._comparable_to(key) if w is not worker]
         worker.pace_s = event.took_s / len(said.tokens)
         # Count the vote first: this answer may establish or withdraw the expectation by which it is judged.
-        stood = expectations.expected_of(question, worker.loaded)
-        self._step_expectations(key, x.AnswerHeard(worker.loaded, question, said))
+        stood = expectations.expected_of(question, worker.load_id)
+        self._step_expectations(key, x.AnswerHeard(worker.load_id, question, said))
         answered = c.TryAnswered(
             event.number,
             question,
@@ -587,7 +589,7 @@ class HealthController:
             event.occupancy,
             wrong=expectations.find_error(question, said),
             peers=c.pace_of((w.canary for w in others), began_s),
-            known=stood is not None and stood is expectations.expected_of(question, worker.loaded),
+            known=stood is not None and stood is expectations.expected_of(question, worker.load_id),
         )
         self._step_canary(worker, answered)
         if worker.repace_due_s is not None:
@@ -703,14 +705,14 @@ class HealthController:
         """Count a passed canary as the first check of sleeping workers with the same weights: they cannot be asked, and
         must be able to take over at once."""
         for other in self._workers.values():
-            asleep = other.facts is not None and not other.awake and other.loaded == worker.loaded
+            asleep = other.facts is not None and not other.awake and other.load_id == worker.load_id
             if asleep and s.HealthCause.UNCHECKED in other.standing.causes:
                 self._step_standing(other, s.CanaryPassed(other.standing.load, passed.asked_at_s, passed.right))
 
     def _convict(self, event: x.Convict) -> None:
         self._actions.append(Notice("", NoticeKind.CONVICTED, f"{event.weights}: {event.reason}"))
         for worker in self._workers.values():
-            if worker.loaded == event.weights:
+            if worker.load_id == event.weights:
                 if worker.reload_in_dispute:
                     worker.reload_next_s = self._now_s  # that answer decided nothing
                 failed = s.CanaryFailed(worker.standing.load, event.asked_at_s, s.CanaryFailing.WRONG, event.reason)
@@ -747,11 +749,11 @@ class HealthController:
         """End the quarantine of all workers with these right weights, except processes that were wrong themselves."""
         assert worker.facts
         self._actions.append(
-            Notice("", NoticeKind.ACQUITTED, f"{worker.loaded}: these weights are as they were written")
+            Notice("", NoticeKind.ACQUITTED, f"{worker.load_id}: these weights are as they were written")
         )
-        self._step_expectations(worker.facts.key, x.WeightsAcquitted(worker.loaded))
+        self._step_expectations(worker.facts.key, x.WeightsAcquitted(worker.load_id))
         for other in self._workers.values():
-            if other.loaded == worker.loaded and other.standing.quarantined and not other.computes_wrongly:
+            if other.load_id == worker.load_id and other.standing.quarantined and not other.computes_wrongly:
                 other.verified, other.right_answers = False, 0
                 self._step_standing(other, s.WorkerAcquitted())
 
@@ -759,15 +761,17 @@ class HealthController:
         """Mark workers with disputed weights, unmark others, and have disputed weights verified set by set."""
         disputed = sorted(self._expectations[key].disputed)
         for worker in [w for w in self._workers.values() if w.facts and w.facts.key == key]:
-            if (worker.loaded in disputed) is (s.HealthCause.DISPUTED in worker.standing.causes):
+            if (worker.load_id in disputed) is (s.HealthCause.DISPUTED in worker.standing.causes):
                 continue
-            if worker.loaded in disputed:
-                worker.reload_next_s = max(worker.reload_next_s, self._now_s + disputed.index(worker.loaded) * RELOAD_S)
-            self._step_standing(worker, s.Disputed(DISPUTED if worker.loaded in disputed else ""))
+            if worker.load_id in disputed:
+                worker.reload_next_s = max(
+                    worker.reload_next_s, self._now_s + disputed.index(worker.load_id) * RELOAD_S
+                )
+            self._step_standing(worker, s.Disputed(DISPUTED if worker.load_id in disputed else ""))
 
-    def _request_reload(self, loaded: str) -> None:
+    def _request_reload(self, load_id: str) -> None:
         """Have an awake worker verify weights that may be wrong, and reload them if damaged."""
-        holders = [w for w in self._workers.values() if w.awake and w.loaded == loaded and w.must_verify]
+        holders = [w for w in self._workers.values() if w.awake and w.load_id == load_id and w.must_verify]
         next_s, reloads = max(((w.reload_next_s, w.reloads) for w in holders), default=(0.0, 0))
         again = not reloads or self._now_s >= next_s
         if again:
@@ -779,7 +783,7 @@ class HealthController:
         if not holders or not again:
             return
         first = holders[0]
-        others = [w for w in self._workers.values() if w.awake and w.model == first.model and w.loaded != loaded]
+        others = [w for w in self._workers.values() if w.awake and w.model == first.model and w.load_id != load_id]
         in_place = not any(w.standing.weight for w in others)
         assert first.facts
         often = f" ({reloads} times by now, next in {next_s - self._now_s:.0f} s)" if reloads > 1 else ""
@@ -804,7 +808,7 @@ class HealthController:
                     worker.errors = history.with_error(worker.errors, history.ACCUSED, effect.reason, self._now_s)
                     assert worker.facts
                     worker.accused, worker.right_answers = True, 0
-                    accused = x.WeightsAccused(worker.loaded, effect.question, effect.asked_at_s, effect.reason)
+                    accused = x.WeightsAccused(worker.load_id, effect.question, effect.asked_at_s, effect.reason)
                     self._step_expectations(worker.facts.key, accused)
                 case c.AskPeers():
                     assert worker.facts
@@ -838,7 +842,7 @@ class HealthController:
         for effect in self._expectations[key].step(event, self._now_s):
             match effect:
                 case x.AskSet():
-                    holders = [w for w in self._workers.values() if w.awake and w.loaded == effect.weights]
+                    holders = [w for w in self._workers.values() if w.awake and w.load_id == effect.weights]
                     for worker in holders[:1]:
                         self._step_canary(worker, c.CheckRequested(effect.reason, question=effect.question))
                 case x.Convict():
@@ -871,7 +875,7 @@ class HealthController:
             return
         members = same_set(worker, self._workers.values())
         self._hand_over_if_failing(worker, members)
-        kept = last_resorts_in(members, falling=worker if before.weight else None)
+        kept = last_resorts_in(members, ejecting=worker if before.weight else None)
         worker.standing, effects = s.step(before, event, self._now_s, last_resort=worker.path in kept)
         self._on_standing_effects(worker, effects)
         self._set_last_resort(members, kept)
@@ -879,14 +883,14 @@ class HealthController:
     def _on_standing_effects(self, worker: WorkerHealth, effects: tuple[s.StandingEffect, ...]) -> None:
         for effect in effects:
             match effect:
-                case s.Weigh():
+                case s.SetWeight():
                     self._notify(
                         worker, NoticeKind.STATUS, f"{effect.status.name}, weight {effect.weight:g}: {effect.reason}"
                     )
                 case s.Quarantine():
                     self._notify(worker, NoticeKind.QUARANTINED, effect.reason)
                     self._actions.append(FlagAnswers(worker.path, effect.right_s, effect.reason))
-                case s.MoveFallenStreams():
+                case s.MoveEjectedStreams():
                     self._notify(worker, NoticeKind.MOVED, effect.reason)
                 case s.DrainWorker():
                     self._notify(worker, NoticeKind.DRAINED, effect.reason)

@@ -30,8 +30,8 @@ from holdfast.control.degradation import (
     LevelController,
     LevelEvent,
     RequestsEnded,
+    VerdictWritten,
     WorkerCame,
-    WorkerWeighed,
     WorkerWent,
     WriteLevel,
 )
@@ -115,7 +115,7 @@ class LevelLoop:
             record = None
         self._levels = LevelController(self._settings, record, continues=continues)
         if record is not None:
-            self._outbox.stands(self._key, values[self._key])
+            self._outbox.adopt(self._key, values[self._key])
 
     def on_health_step(
         self, event: hc.HealthEvent, effects: Sequence[hc.HealthEffect], probes: Iterable[WorkerProbe]
@@ -127,14 +127,14 @@ class LevelLoop:
                 places = welcome.concurrency if welcome is not None else 1
                 self._step(WorkerCame(event.path, event.facts, places))
                 if (record := self._records.get(event.path)) is not None:
-                    self._step(WorkerWeighed(event.path, record))
+                    self._step(VerdictWritten(event.path, record))
             case hc.WorkerLost():
                 self._beats.pop(event.path, None)
                 self._step(WorkerWent(event.path))
         for effect in effects:
             if isinstance(effect, hc.WriteVerdict):
                 self._records[effect.path] = effect.record
-                self._step(WorkerWeighed(effect.path, effect.record))
+                self._step(VerdictWritten(effect.path, effect.record))
             elif isinstance(effect, hc.ForgetWorker):
                 self._records.pop(effect.path, None)
 
@@ -260,7 +260,7 @@ class Leadership:
         self._health.restore(records, expected, self.now_s)
         self.levels.begin(values, records, (key.path for key in self.store_view.registry.instances))
         for place in (*(HEALTH + path for path in records), *(self._expected + name for name in expected)):
-            self._outbox.stands(place, values[place])
+            self._outbox.adopt(place, values[place])
         self._read_values(values)
         log.info("goes on from %d verdicts", len(records))
         self.begun = True

@@ -45,7 +45,7 @@ class Outbox:
     def wanted(self, key: str) -> bytes | None:
         return self._wanted.get(key)
 
-    def stands(self, key: str, value: bytes) -> None:
+    def adopt(self, key: str, value: bytes) -> None:
         """Adopt a value that another control wrote: it is written again if the store loses it."""
         self._wanted.setdefault(key, value)
 

@@ -109,9 +109,9 @@ class DeviceWatch:
                 self._told[source.name] = source.state
                 log.info("GPUs' faults, %s: %s", source.name, source.state)
             for fault in source.poll():
-                self._take(source, fault)
+                self._on_fault(source, fault)
 
-    def _take(self, source: Source, fault: DeviceFault) -> None:
+    def _on_fault(self, source: Source, fault: DeviceFault) -> None:
         self._metrics.device_fault(source.name, fault)
         grave = fault.severity is not Severity.IGNORABLE
         level = logging.WARNING if grave else logging.INFO

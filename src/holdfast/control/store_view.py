@@ -88,20 +88,20 @@ class StoreView:
             self.failed.set_exception(error)  # a bug of ours; it ends the process
 
     async def _watch(self, prefix: str) -> None:
-        take = self._take_found if prefix in FOUND else self._take_value
+        on_event = self._on_instance_event if prefix in FOUND else self._on_value_event
         async with contextlib.aclosing(self._store.watch(prefix)) as events:  # a store client may have few watches
             async for event in events:
                 if isinstance(event, Lost):
                     if prefix == HEALTH:  # every watch gets this event; log it once
                         log.warning("store lost: %s; nothing is decided that cannot be written down", event.reason)
                     continue
-                take(prefix, event)
+                on_event(prefix, event)
                 if isinstance(event, Snapshot) and prefix in self._missing:
                     self._missing.discard(prefix)
                     if not self._missing:
                         self.whole.set()
 
-    def _take_found(self, prefix: str, event: WatchEvent) -> None:
+    def _on_instance_event(self, prefix: str, event: WatchEvent) -> None:
         registry = self.registry
         changes: list[Change] = []
         if isinstance(event, Snapshot):
@@ -113,7 +113,7 @@ class StoreView:
         if changes and self._reader is not None:
             self._reader.on_instances(changes)
 
-    def _take_value(self, prefix: str, event: WatchEvent) -> None:
+    def _on_value_event(self, prefix: str, event: WatchEvent) -> None:
         if isinstance(event, Snapshot):
             for key in [key for key in self.values if key.startswith(prefix) and key not in event.items]:
                 self._set(key, None)

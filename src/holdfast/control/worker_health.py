@@ -1,8 +1,8 @@
 """The state that control keeps of one worker: its facts, its machines and its times. Pure; `HealthController` steps it.
 
 Theory. A worker is a process under one path in the store. It answers with *weights*, which other processes may read too
-and which outlive it. Each load of weights has its own name (`WorkerHealth.loaded`), and a verdict on answers belongs to
-that name. The machines number the loads of each worker: every change of the name is a new load, so exchanged weights
+and which outlive it. Each load of weights has its own name (`WorkerHealth.load_id`), and a verdict on answers belongs
+to that name. The machines number the loads of each worker: every change of the name is a new load, so exchanged weights
 are one too, even if the engine's own count does not change.
 
 Always true: `record` is all that another process needs to continue (`restore`); a worker that is not found yet, asleep
@@ -134,7 +134,7 @@ class WorkerHealth:
         self._dead_kept_s = limits.dead_kept_s
         self.facts: WorkerFacts | None = None  # None: not found, or lost
         self.written = HealthRecord(name=path)  # as it was last written to the store
-        self.loaded = ""  # the name of its weights' load
+        self.load_id = ""  # the name of its weights' load
         self.standing = s.WorkerStanding()
         self.breaker = b.Breaker(path, jitter, limits.breaker)
         self.canary = c.WorkerCanary(path, jitter, limits.canary)
@@ -263,7 +263,7 @@ class WorkerHealth:
         yield from (each for each in more if each is not None)
 
     def record(self, now_s: float, by: str) -> HealthRecord:
-        weights, _, load = self.loaded.rpartition("@")
+        weights, _, load = self.load_id.rpartition("@")
         return HealthRecord(
             name=self.name,
             group=self.group,
@@ -287,7 +287,7 @@ class WorkerHealth:
 
     def restore(self, record: HealthRecord, now_s: float) -> None:
         self.written = record
-        self.loaded = load_name(record.weights, record.load)
+        self.load_id = load_id_of(record.weights, record.load)
         self.standing = s.restore(record.standing, now_s)
         self.breaker.restore(record.breaker, now_s)
         self.canary.restore(record.canary)
@@ -301,7 +301,7 @@ class WorkerHealth:
 
     def is_older(self, facts: WorkerFacts) -> bool:
         """Return True if the facts are out of date: they are of an earlier load of the same weights."""
-        weights, _, load = self.loaded.rpartition("@")
+        weights, _, load = self.load_id.rpartition("@")
         return bool(load) and weights == (facts.weights or self.path) and (facts.load or 1) < int(load)
 
 
@@ -312,9 +312,9 @@ def next_reload(due_s: float, reloads: int, now_s: float, jitter: float) -> tupl
     return now_s + backoff_s(count, RELOAD_S, RELOAD_S_MAX) * (1 + RELOAD_JITTER * jitter), count
 
 
-def was_load_checked(loaded: str, workers: Iterable[WorkerHealth]) -> bool:
+def was_load_checked(load_id: str, workers: Iterable[WorkerHealth]) -> bool:
     """Return True if a canary of any worker checked that load of weights before."""
-    return any(worker.loaded == loaded and worker.standing.heard_s for worker in workers)
+    return any(worker.load_id == load_id and worker.standing.heard_s for worker in workers)
 
 
 def errors_before(facts: WorkerFacts, workers: Iterable[WorkerHealth]) -> History:
@@ -327,5 +327,5 @@ def errors_before(facts: WorkerFacts, workers: Iterable[WorkerHealth]) -> Histor
     return max(same, key=lambda worker: worker.died_at_s or 0.0).errors if same else ()
 
 
-def load_name(weights: str, load: int) -> str:
+def load_id_of(weights: str, load: int) -> str:
     return f"{weights}@{load}" if weights else ""

@@ -167,7 +167,7 @@ def _failure(failure: WorkerFailure) -> dict[str, Any]:
     return {
         "instance": f"{failure.place.worker:x}",
         "epoch": failure.place.epoch,
-        "fall": failure.place.fall,
+        "fall": failure.place.ejections,
         "survived": failure.survived,
         "streams": failure.streams,
         "lost": failure.lost,

@@ -19,11 +19,11 @@ from holdfast.frontend.api.errors import ApiError, of_failure, too_busy
 from holdfast.frontend.api.request import ParsedRequest
 from holdfast.frontend.notes import NOTE_S, WaitNotes
 from holdfast.routing.degradation import pushed_out
-from holdfast.routing.tiers import TierLine
+from holdfast.routing.tiers import TierQueue
 from holdfast.spec.waits import HoldSettings
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.flight import RequestState, WaitStatus, WorkerSet
-from holdfast.streams.hold_policy import NO_WORKER_LINE_FULL, HoldPolicy, no_longer_wanted, no_worker
+from holdfast.streams.hold_policy import NO_WORKER_QUEUE_FULL, HoldPolicy, no_longer_wanted, no_worker
 from holdfast.streams.stats import DispatchStats
 from holdfast.wire.http.connection import HttpConnection
 
@@ -55,7 +55,7 @@ class PendingModels:
     clock: Callable[[], float]
     held_bytes: int = 0  # of all waiting requests
     on_starved: Callable[[], None] = lambda: None  # called when another request begins to wait
-    _lines: dict[str, TierLine[_Waiter]] = field(default_factory=dict)  # by model, none empty
+    _lines: dict[str, TierQueue[_Waiter]] = field(default_factory=dict)  # by model, none empty
     _count: int = 0
 
     def __len__(self) -> int:
@@ -94,7 +94,7 @@ class PendingModels:
         """Wait until the waiter is woken; raise ApiError if it may not wait any longer."""
         waiter.woken.clear()
         waiter.wanted, missing = self.directory.wants(waiter.model), self.directory.missing(waiter.model)
-        if waiter.wanted and missing.hopeless and not waiter.connection.streaming:
+        if waiter.wanted and missing.unplaceable and not waiter.connection.streaming:
             raise no_first_worker(waiter.model, f"none can be started: {missing.why}")
         wait_s = HoldPolicy.first_worker_wait_s(self.settings, wanted=waiter.wanted, missing=missing)
         try:
@@ -114,12 +114,12 @@ class PendingModels:
             raise too_busy("too many requests wait for models without a worker", "lobby_full")
         line = self._lines.get(waiter.model)
         if line is None:
-            line = self._lines[waiter.model] = TierLine(self.settings.fresh_max, lambda one: one.connection.streaming)
+            line = self._lines[waiter.model] = TierQueue(self.settings.fresh_max, lambda one: one.connection.streaming)
         leaves = line.join(waiter, waiter.account.tier, waiter.account.began_s)
         if leaves is waiter:
             self._drop_if_empty(waiter.model)
             self._count_refused(Code.NO_WORKER)
-            code, message, retry_after_s = no_worker(NO_WORKER_LINE_FULL, retry_after_s=self.settings.hold_s)
+            code, message, retry_after_s = no_worker(NO_WORKER_QUEUE_FULL, retry_after_s=self.settings.hold_s)
             raise of_failure(code, message, retry_after_s=retry_after_s)
         self._count += 1
         self.held_bytes += waiter.account.held_bytes

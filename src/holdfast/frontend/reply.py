@@ -107,7 +107,7 @@ class Choice:
         self.finish: str | None = None
         self.stop_reason: str | int | None = None
 
-    def take(self, output: Output) -> bool:
+    def on_output(self, output: Output) -> bool:
         tokens = output.tokens
         finish = output.finish
         if not self.started:

@@ -16,7 +16,7 @@ from holdfast.frontend.accounts import Account, Accounts
 from holdfast.frontend.api.errors import ApiError
 from holdfast.frontend.pending_models import PendingModels
 from holdfast.streams.directory import ModelDirectory
-from holdfast.streams.flight import WAITS, Flight, RequestState, WaitStatus, line_of, state_of
+from holdfast.streams.flight import WAITS, Flight, RequestState, WaitStatus, queue_positions, state_of
 from holdfast.wire.http.connection import HttpConnection
 
 PATH = "/v1/requests"
@@ -109,7 +109,9 @@ class RequestsPage:
             yield account.id, waiting
         by_reply = {id(one.reply): one for one in self.accounts.under_way.values() if one.reply is not None}
         for workers in self.directory.sets.values():
-            for flight, waiting in line_of(workers, wanted=False, why=self.directory.missing(workers.card.name).why):
+            for flight, waiting in queue_positions(
+                workers, wanted=False, why=self.directory.missing(workers.card.name).why
+            ):
                 held = by_reply.get(id(flight.consumer.request))
                 if held is not None and state_of(_flights(held)) is waiting.state:
                     yield held.id, waiting

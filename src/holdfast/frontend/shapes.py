@@ -94,7 +94,7 @@ class TextOffsets:
         self._decode = getincrementaldecoder("utf-8")("replace").decode
         self._next = 0
 
-    def take(self, data: bytes) -> int:
+    def advance(self, data: bytes) -> int:
         start = self._next
         self._next += len(self._decode(data))
         return start
@@ -103,7 +103,7 @@ class TextOffsets:
 def completion_logprobs(gathered: Gathered, table: TokenTable, offsets: TextOffsets) -> dict[str, Any]:
     """Return the logprobs; the chosen token is always among the top ones, as in OpenAI's API."""
     return {
-        "text_offset": [offsets.take(table.bytes_of(token)) for token, _ in gathered],
+        "text_offset": [offsets.advance(table.bytes_of(token)) for token, _ in gathered],
         "token_logprobs": [entry.logprob for _, entry in gathered],
         "tokens": [_name(token, table) for token, _ in gathered],
         "top_logprobs": [

@@ -86,7 +86,7 @@ class WantedModels:
     def _set_missing(self) -> bool:
         hopeless, stands = frozenset(self._book.hopeless), frozenset(self._book.stands)
         missing = {
-            self._names[self._prefix + key]: MissingWorkers(why, key in hopeless, key in stands)
+            self._names[self._prefix + key]: MissingWorkers(why, unplaceable=key in hopeless, none_serves=key in stands)
             for key, why in self._book.unmet.items()
             if self._prefix + key in self._names
         }

@@ -308,7 +308,7 @@ class NvmlWatch:
         self.state = f"hears {len(heard)} of {len(gpus)} GPUs{f' ({why})' if why else ''}"
         while not self._stopping.is_set() and gpus:
             for gpu in gpus:
-                self._look(nvml, gpu)
+                self._read_recovery_action(nvml, gpu)
             for _ in range(LOOK_WAITS):
                 if self._stopping.is_set() or self._listen(nvml, heard, events):
                     break
@@ -343,7 +343,7 @@ class NvmlWatch:
             self._heard.append(fault_of(heard[handle].pci, number))
         return True
 
-    def _look(self, nvml: Nvml, gpu: Gpu) -> None:
+    def _read_recovery_action(self, nvml: Nvml, gpu: Gpu) -> None:
         try:
             action = nvml.recovery_action(gpu)
             said = RECOVERY_ACTIONS[action] if action < len(RECOVERY_ACTIONS) else f"recovery action {action}"

@@ -279,7 +279,7 @@ class WorkerLiveness:
             case DataReceived():
                 return self._on_data(now_s)
             case ProbeResult():
-                return self._look(now_s, event)
+                return self._on_probe(now_s, event)
             case Connected():
                 return self._connect(now_s, event)
             case Disconnected():
@@ -353,10 +353,10 @@ class WorkerLiveness:
             self._silent_busy += 1
         self._given |= streams_open
         silent = self.state in PROBED
-        found = self._weigh_suspect(now_s) if silent else self._weigh_silence(now_s) or self._weigh_mute(now_s)
+        found = self._check_suspect(now_s) if silent else self._check_silence(now_s) or self._check_mute(now_s)
         return found + self._ask() if self.state in PROBED else found
 
-    def _look(self, now_s: float, probe: ProbeResult) -> tuple[LivenessEffect, ...]:
+    def _on_probe(self, now_s: float, probe: ProbeResult) -> tuple[LivenessEffect, ...]:
         """Apply a probe's result; ignore it if probing has stopped."""
         if not self._probing:
             return ()
@@ -374,7 +374,7 @@ class WorkerLiveness:
         still = f"its beat thread (state {probe.thread_state}) made no context switch for {STILL_TICKS * TICK_S:.1f} s"
         return self._turn(now_s, LivenessCause.STOP_SEEN, still)
 
-    def _weigh_silence(self, now_s: float) -> tuple[LivenessEffect, ...]:
+    def _check_silence(self, now_s: float) -> tuple[LivenessEffect, ...]:
         """Check the silence of a worker that is ALIVE, MUTE or on PROBATION, at a tick that counts."""
         if self._silent_busy >= SUSPECT_TICKS or self._silent >= SUSPECT_IDLE_TICKS:
             return self._turn(now_s, LivenessCause.SILENT, self._silence())
@@ -386,7 +386,7 @@ class WorkerLiveness:
             return ()
         return self._turn(now_s, LivenessCause.PROVED, f"on time for {self._probation_s:g} s of probation")
 
-    def _weigh_suspect(self, now_s: float) -> tuple[LivenessEffect, ...]:
+    def _check_suspect(self, now_s: float) -> tuple[LivenessEffect, ...]:
         """Check a worker that is SUSPECT or STARVED, at a tick that counts."""
         unanswered = self._unanswered() >= UNANSWERED_TICKS
         limit = GONE_ASKED_TICKS if unanswered else GONE_TICKS
@@ -397,7 +397,7 @@ class WorkerLiveness:
             return self._turn(now_s, LivenessCause.TOO_LONG, f"{self._silence()}: starved for too long")
         return ()
 
-    def _weigh_mute(self, now_s: float) -> tuple[LivenessEffect, ...]:
+    def _check_mute(self, now_s: float) -> tuple[LivenessEffect, ...]:
         """Check a beating worker that is ALIVE, MUTE or on PROBATION by its data and answers, at a tick that counts."""
         if not self._answers:
             return ()

@@ -102,7 +102,7 @@ class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
     stream_s: Seconds = 0.0  # sum of the streams' time on it; divided by `tokens` it is the pace
     open: Annotated[int, msgspec.Meta(ge=0, le=STREAMS_MAX)] = 0  # streams that run on it now
     silent_s: Seconds = 0.0  # the longest current wait of a stream for a token
-    fall: Count = 0  # number of the last fall (`standing`) for which its streams were moved
+    fall: Count = 0  # number of the last ejection (`standing`) for which its streams were moved
 
 
 class Demand(msgspec.Struct, frozen=True):

@@ -7,23 +7,23 @@ keeps the *causes* against the worker, each with its reason. Only the evidence t
 The status is the most urgent one of all causes, so the worker can return when the last grave cause is lifted.
 
 Measures that are quick to undo come first: half the traffic for the first, unproven cause, no traffic for a proven one,
-and then the streams are moved, once per fall. Slowness alone only drains. The standing kills and restarts nothing; the
-supervisor does. After a wrong answer later right answers are not enough. The weights must be loaded again (facts 22,
-23), or compared with their source and found right (`WorkerAcquitted`).
+and then the streams are moved, once per ejection. Slowness alone only drains. The standing kills and restarts nothing;
+the supervisor does. After a wrong answer later right answers are not enough. The weights must be loaded again (facts
+22, 23), or compared with their source and found right (`WorkerAcquitted`).
 
 If no other worker can serve (`last_resort`, decided by the caller), the worker is SUSPICIOUS at worst: it keeps its
-causes and its streams, and a fall is postponed until another worker can take the streams.
+causes and its streams, and an ejection is postponed until another worker can take the streams.
 
 A worker that had no traffic returns at half weight. It gets full weight after one more canary, which is sent late
-enough for failures of its clients' requests to be reported first. If it falls again within `FLAP_S`, it must pass twice
-as many canaries as the last time, all but the last of them without traffic.
+enough for failures of its clients' requests to be reported first. If it is ejected again within `FLAP_S`, it must pass
+twice as many canaries as the last time, all but the last of them without traffic.
 
-A *fall* is the moment when a worker loses its streams: the first finding that makes it UNHEALTHY or DEAD, or the end of
-its time as the last resort. Falls are numbered, so that each moves streams once.
+An *ejection* is the moment when a worker loses its streams: the first finding that makes it UNHEALTHY or DEAD, or the
+end of its time as the last resort. Ejections are numbered (`WorkerStanding.fall`), so that each moves streams once.
 
 Always true:
 - `TABLE` names every cause, its status and what lifts it; weight follows from status.
-- Every fall gives exactly one `MoveFallenStreams` with its number, and nothing else does.
+- Every ejection gives exactly one `MoveEjectedStreams` with its number, and nothing else does.
 - A quarantined worker has weight 0 unless it is the last resort.
 - These change nothing: a repeated event, an event about an earlier load, a canary older than the last one. But a wrong
   answer of this load always counts.
@@ -50,9 +50,12 @@ CANARY_FAILURES_MAX = 3  # one may be chance; three in a row, each with its own 
 # How long a worker has half its traffic before the canary that restores full weight counts. Failed requests are known
 # after this time: frontends report once a second and a breaker needs three failures.
 PROVING_S = 5.0
-# A fall this soon after the last is flapping. As long as a breaker's longest pause, which must not reset the count.
+# An ejection this soon after the last is flapping. As long as a breaker's longest pause, which must not reset the
+# count.
 FLAP_S = 600.0
-OWED_MAX = 8  # canaries to pass after a fall: 1, doubled at each fall that follows soon; 8 take four minutes (`OWED_S`)
+OWED_MAX = (
+    8  # canaries to pass after an ejection: 1, doubled if it follows another soon; 8 take four minutes (`OWED_S`)
+)
 UNCHECKED = "not checked since it was loaded"
 LAST_RESORT = "it serves because too few others can"
 
@@ -81,7 +84,7 @@ URGENCY = (
     HealthStatus.UNHEALTHY,
     HealthStatus.DEAD,
 )
-FALLEN = frozenset({HealthStatus.UNHEALTHY, HealthStatus.DEAD})
+EJECTED = frozenset({HealthStatus.UNHEALTHY, HealthStatus.DEAD})
 
 
 class Lift(StrEnum):
@@ -225,7 +228,7 @@ StandingEvent = (
 
 
 @dataclass(frozen=True, slots=True)
-class Weigh:
+class SetWeight:
     """Give the worker this share of its normal traffic. This is written before other effects are carried out."""
 
     status: HealthStatus
@@ -243,10 +246,10 @@ class Quarantine:
 
 
 @dataclass(frozen=True, slots=True)
-class MoveFallenStreams:
-    """Resume the worker's streams elsewhere, now. Frontends that did so for this or a later fall ignore it."""
+class MoveEjectedStreams:
+    """Resume the worker's streams elsewhere, now. Frontends that did so for this or a later ejection ignore it."""
 
-    fall: int
+    number: int  # of the ejection
     reason: str
 
 
@@ -269,7 +272,7 @@ class HealthNote:  # a line for people to read; nothing follows from it
     reason: str
 
 
-StandingEffect = Weigh | Quarantine | MoveFallenStreams | DrainWorker | CheckWorkerNow | HealthNote
+StandingEffect = SetWeight | Quarantine | MoveEjectedStreams | DrainWorker | CheckWorkerNow | HealthNote
 
 # -- state
 
@@ -284,7 +287,7 @@ class WorkerStanding:
     quarantined: bool = False
     reason: str = UNCHECKED
     since_s: UnixS = 0.0  # of this status
-    fall: Count = 0  # how often its streams were moved
+    fall: Count = 0  # number of its last ejection: how often its streams were moved
     causes: Mapping[str, str] = field(default_factory=lambda: {HealthCause.UNCHECKED: UNCHECKED})  # with their reasons
     load: Count = 0  # 0: none yet
     failures: Count = 0  # canaries in a row without an answer
@@ -294,11 +297,11 @@ class WorkerStanding:
     heard_s: UnixS = 0.0  # when the latest canary with a result was sent
     good_s: UnixS = 0.0  # when the latest that passed was sent
     right_s: UnixS = 0.0  # when the latest that was known to be right was sent; a fresh load counts as right
-    fell_s: UnixS = 0.0
+    fell_s: UnixS = 0.0  # when it was last ejected
     fell_for: Mapping[str, str] = field(default_factory=dict)  # the causes at that time
-    flaps: Count = 0  # falls in a row that came soon after another
+    flaps: Count = 0  # ejections in a row that came soon after another
     cleared_s: UnixS = 0.0  # when its device was last reset or replaced
-    last_resort: bool = False  # no other can serve: SUSPICIOUS at worst, and falls are postponed
+    last_resort: bool = False  # no other can serve: SUSPICIOUS at worst, and ejections are postponed
 
     def __str__(self) -> str:
         return f"{HealthStatus(self.status).name} ({self.reason})"
@@ -336,14 +339,14 @@ def earned(standing: WorkerStanding) -> float:
 def step(standing: WorkerStanding, event: StandingEvent, now_s: float, *, last_resort: bool | None = None) -> Outcome:
     """Return the next standing, and the effects to carry out in order after it is written. `last_resort`: whether no
     other worker can serve after this event; None: unchanged."""
-    taken, asks = _take(standing, event, now_s)
+    taken, asks = _apply(standing, event, now_s)
     if last_resort is not None and last_resort is not taken.last_resort:
         taken = replace(taken, last_resort=last_resort)
     after, effects = _conclude(standing, taken, now_s)
     return after, effects + asks
 
 
-def _take(s: WorkerStanding, event: StandingEvent, now_s: float) -> Outcome:
+def _apply(s: WorkerStanding, event: StandingEvent, now_s: float) -> Outcome:
     match event:
         case WorkerPresent():
             return _on_present(s, event, now_s)
@@ -386,14 +389,14 @@ def _conclude(before: WorkerStanding, s: WorkerStanding, now_s: float) -> Outcom
     """Derive the fields that depend on the causes, and return the effects of the change."""
     if s is before:
         return s, ()
-    fell = _taken_out(s) and not _taken_out(before) and (before.owed <= 1 or before.last_resort)
+    ejected = _taken_out(s) and not _taken_out(before) and (before.owed <= 1 or before.last_resort)
     found = [
         TABLE[HealthCause(cause)][0]
         for cause in s.causes
         if cause not in before.causes and cause != HealthCause.UNCHECKED
     ]
-    if fell:
-        s = _become_fallen(s, now_s, anew=not (before.last_resort and s.causes.keys() <= s.fell_for.keys()))
+    if ejected:
+        s = _become_ejected(s, now_s, anew=not (before.last_resort and s.causes.keys() <= s.fell_for.keys()))
     elif HealthStatus.DRAINING in found:
         s = replace(s, owed=max(s.owed, 1))
     s = _derive(s)
@@ -402,13 +405,13 @@ def _conclude(before: WorkerStanding, s: WorkerStanding, now_s: float) -> Outcom
     effects: list[StandingEffect] = []
     if s.status != before.status or (before.load == 0 and s.load > 0):
         s = replace(s, since_s=now_s)
-        effects.append(Weigh(HealthStatus(s.status), s.weight, s.reason))
+        effects.append(SetWeight(HealthStatus(s.status), s.weight, s.reason))
     else:
         effects += [HealthNote(why) for cause, why in s.causes.items() if cause not in before.causes]
     if s.quarantined and not before.quarantined:
         effects.append(Quarantine(s.causes[HealthCause.WRONG], s.right_s))
-    if fell:
-        effects.append(MoveFallenStreams(s.fall, s.reason))
+    if ejected:
+        effects.append(MoveEjectedStreams(s.fall, s.reason))
     elif s.status == HealthStatus.DRAINING != before.status:
         effects.append(DrainWorker(s.reason))
     return s, tuple(effects)
@@ -426,7 +429,7 @@ def _on_present(s: WorkerStanding, event: WorkerPresent, now_s: float) -> Outcom
     trusted = event.serving and (s.load == 0 or s.status == HealthStatus.HEALTHY)
     left = {cause: why for cause, why in _lift_causes(s, Lift.LOADED).causes.items() if cause != HealthCause.UNCHECKED}
     fresh = replace(s, causes=left, load=event.load, failures=0, heard_s=0.0, good_s=now_s, right_s=now_s)
-    # The old load's falls do not count. With a cause that no load lifts, the worker returns at half weight later.
+    # The old load's ejections do not count. With a cause that no load lifts, the worker returns at half weight later.
     fresh = replace(fresh, owed=0 if WEIGHTS[_worst(fresh)] > 0 else 1)
     return (fresh if trusted else _hold_cause(fresh, HealthCause.UNCHECKED, UNCHECKED)), asks
 
@@ -438,7 +441,7 @@ def _on_canary_passed(s: WorkerStanding, event: CanaryPassed) -> WorkerStanding:
     good_s = s.good_s if s.quarantined else asked_at_s
     heard = replace(s, heard_s=asked_at_s, good_s=good_s, right_s=good_s if event.right else s.right_s, failures=0)
     lifted = _lift_causes(heard, Lift.PASSED)
-    # A canary that lifted a cause, or was sent before the fall, does not count as one that is owed.
+    # A canary that lifted a cause, or was sent before the ejection, does not count as one that is owed.
     if lifted is not heard or asked_at_s <= s.fell_s:
         return lifted
     if s.owed > 1:
@@ -468,7 +471,7 @@ def _acquit(s: WorkerStanding) -> WorkerStanding:
     lifted = _lift_causes(s, Lift.ACQUITTED)
     if lifted is s or _grave(lifted):
         return lifted
-    return replace(lifted, owed=0)  # this worker was not at fault for its fall
+    return replace(lifted, owed=0)  # this worker was not at fault for its ejection
 
 
 def _on_liveness(s: WorkerStanding, event: LivenessChanged) -> WorkerStanding:
@@ -524,7 +527,7 @@ def _earned_status(s: WorkerStanding) -> HealthStatus:
 
 def _grave(s: WorkerStanding) -> bool:
     """Return True if a cause other than UNCHECKED makes the worker lose its streams."""
-    return any(TABLE[HealthCause(cause)][0] in FALLEN for cause in s.causes if cause != HealthCause.UNCHECKED)
+    return any(TABLE[HealthCause(cause)][0] in EJECTED for cause in s.causes if cause != HealthCause.UNCHECKED)
 
 
 def _taken_out(s: WorkerStanding) -> bool:
@@ -532,9 +535,9 @@ def _taken_out(s: WorkerStanding) -> bool:
     return _grave(s) and not (s.last_resort and HealthCause.GONE not in s.causes)
 
 
-def _become_fallen(s: WorkerStanding, now_s: float, *, anew: bool) -> WorkerStanding:
-    """Count a fall. `anew` is False if the worker fell for the same causes before and was the last resort since: such a
-    fall does not count as flapping."""
+def _become_ejected(s: WorkerStanding, now_s: float, *, anew: bool) -> WorkerStanding:
+    """Count an ejection. `anew` is False if the worker was ejected for the same causes before and was the last resort
+    since: that does not count as flapping."""
     soon = s.fall > 0 and now_s - s.fell_s <= FLAP_S
     flaps = s.flaps if not anew else s.flaps + 1 if soon else 0
     owed = min(2 ** min(flaps, OWED_MAX), OWED_MAX)

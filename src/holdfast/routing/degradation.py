@@ -163,13 +163,13 @@ class Degradation:
         """Apply a measurement; return the record to write if the level changed."""
         if not (event.ratio >= 0.0 and event.carriers >= 0):
             raise DegradationError(f"{event} cannot be")
-        self._look(event, now_s)
+        self._update_sides(event, now_s)
         if event.carriers == 0:
             return self._hold(now_s)
         figures = f"{event.ratio:.0%} of the SLO" + (f": {event.why}" if event.why else "")
         if self.record.vacant:
             return self._become(level_at(event.ratio), now_s, f"a worker is there again, {figures}")
-        return self._weigh(now_s, figures)
+        return self._update_level(now_s, figures)
 
     def next_deadline_s(self) -> float | None:
         """Return when to measure again at the latest: the level changes then if the ratio stays; None: never."""
@@ -182,7 +182,7 @@ class Degradation:
         ]
         return min(due, default=None)
 
-    def _look(self, sample: Sampled, now_s: float) -> None:
+    def _update_sides(self, sample: Sampled, now_s: float) -> None:
         """Update since when the ratio has been on each side of each bound."""
         if sample.carriers == 0:
             self._since_s.clear()
@@ -211,7 +211,7 @@ class Degradation:
         why = f"no worker for {self._settings.hold_s:g} s" if self._begun else "no worker yet: the first may be loading"
         return self._become(LEVEL_MAX, now_s, why, vacant=True)
 
-    def _weigh(self, now_s: float, why: str) -> LevelRecord | None:
+    def _update_level(self, now_s: float, why: str) -> LevelRecord | None:
         level = LEVEL_MAX
         while level > self.level and not self._lasted(level, _Side.FAR_BELOW, _Side.BELOW, now_s):
             level -= 1
@@ -247,6 +247,6 @@ class Degradation:
         elif self._returned_at_s is not None:
             flaps = now_s - self._returned_at_s <= self._settings.flap_s
             patience = min(2 * patience, PATIENCE_MAX) if flaps else 1
-            self._returned_at_s = None  # falls that follow are the same one
+            self._returned_at_s = None  # what gets worse from here on belongs to the same drop
         self.record = LevelRecord(level, why, patience, vacant)
         return self.record

@@ -2,9 +2,9 @@
 
 Theory. A spare is loaded and checked like any other worker, but gets no traffic. Control activates it by writing one
 record that frontends read, which takes almost no time. A spare is activated at once when fewer workers serve than
-should (one fell or lost weight), or when capacity falls short of the promise: one serving worker too many costs
-nothing. Making a worker a spare may cost capacity. So that waits until all has been well for a while, and twice as long
-if a spare was needed soon after it became one.
+should (one lost its weight or half of it), or when capacity falls short of the promise: one serving worker too many
+costs nothing. Making a worker a spare may cost capacity. So that waits until all has been well for a while, and twice
+as long if a spare was needed soon after it became one.
 
 How many should serve follows from the *size* of the set: the planned number, or the most workers that were there at
 once. The number of spares is a share of the size, rounded down, so a small set keeps none.
@@ -46,7 +46,7 @@ class SpareCandidate:
 
 
 @dataclass(frozen=True, slots=True)
-class SparesLooked:
+class SparesSampled:
     """The current state of the set. `capacity` is the deployment's, without its spares."""
 
     members: Sequence[SpareCandidate]
@@ -87,17 +87,18 @@ class Reserve:
         """Return how many workers should have traffic."""
         return self.size - self.wanted
 
-    def step(self, event: SparesLooked, now_s: float) -> tuple[SpareChanged, ...]:
+    def step(self, event: SparesSampled, now_s: float) -> tuple[SpareChanged, ...]:
         self.size = max(self.size, sum(1 for member in event.members if member.weight > 0.0))
-        # A spare that fell is not activated, and is a spare again when it returns; one of reduced weight comes last.
+        # A spare without weight is not activated, and is a spare again when it returns; one of reduced weight comes
+        # last.
         spares = [member for member in event.members if member.spare and member.weight > 0.0]
         self._ready = self._ready or len(spares) >= self.wanted > 0
         needed, why = self._needed(event, len(spares), now_s)
         if needed:
-            self._bring(now_s)
+            self._note_spare_needed(now_s)
             spares.sort(key=lambda one: (not one.sound, one.name))
             return tuple(SpareChanged(one.name, False, why) for one in spares[:needed])
-        return self._put_by(event, len(spares), now_s)
+        return self._make_spare(event, len(spares), now_s)
 
     def next_deadline_s(self) -> float | None:
         """Return when to step again at the latest; None: at the next change."""
@@ -105,7 +106,7 @@ class Reserve:
         due += [] if self._calm_since_s is None else [self._calm_since_s + self._wait_s()]
         return min(due, default=None)
 
-    def _needed(self, event: SparesLooked, spares: int, now_s: float) -> tuple[int, str]:
+    def _needed(self, event: SparesSampled, spares: int, now_s: float) -> tuple[int, str]:
         """Return how many of the spares must serve now, and why."""
         surplus = spares - self.wanted  # the set was made smaller, or the setting was
         if surplus > 0:
@@ -127,7 +128,7 @@ class Reserve:
         self._short_since_s = None
         return 1, f"capacity is {ratio:.0%} of the promise"
 
-    def _bring(self, now_s: float) -> None:
+    def _note_spare_needed(self, now_s: float) -> None:
         """Note that a spare was needed; if soon after a worker became one, wait longer before the next does."""
         self._calm_since_s = None
         if self._last_spare_at_s is not None:
@@ -135,7 +136,7 @@ class Reserve:
             self._patience = min(2 * self._patience, PATIENCE_MAX) if soon else 1
             self._last_spare_at_s = None
 
-    def _put_by(self, event: SparesLooked, spares: int, now_s: float) -> tuple[SpareChanged, ...]:
+    def _make_spare(self, event: SparesSampled, spares: int, now_s: float) -> tuple[SpareChanged, ...]:
         """Make the worker with the fewest streams a spare, if all has been well for long enough."""
         one = self._candidate(event, spares)
         if one is None:
@@ -149,7 +150,7 @@ class Reserve:
         self._last_spare_at_s = now_s if self._ready else None  # spares of the start do not count as made too soon
         return (SpareChanged(one.name, True, f"{self.serving} of {self.size} workers serve, which is enough"),)
 
-    def _candidate(self, event: SparesLooked, spares: int) -> SpareCandidate | None:
+    def _candidate(self, event: SparesSampled, spares: int) -> SpareCandidate | None:
         serving = [member for member in event.members if not member.spare]
         enough = sum(member.weight for member in serving) >= self.serving + 1
         if spares >= self.wanted or not (enough and event.whole and event.level == 0):

@@ -67,7 +67,7 @@ class RouteSlot:
         return self.capacity if self.admit_max is None else min(self.admit_max, self.capacity)
 
     @property
-    def load(self) -> float:
+    def weighted_cost(self) -> float:
         """Return the outstanding tokens divided by the weight."""
         return self.outstanding / self.weight
 
@@ -111,7 +111,7 @@ class ReadySlots:
         if len(slots) <= 1:
             return slots[0] if slots else None
         best = self._lesser(*(slots if len(slots) == 2 else (slots[place] for place in self._places(len(slots)))))
-        if affine is not None and affine.load - credit <= best.load:
+        if affine is not None and affine.weighted_cost - credit <= best.weighted_cost:
             best = affine
         for _ in range(REDRAWN_MAX):
             if best.weight == 1.0 or self._rng.random() < best.weight:
@@ -134,7 +134,7 @@ class ReadySlots:
 
     @staticmethod
     def _lesser(one: RouteSlot, other: RouteSlot) -> RouteSlot:
-        return one if one.load <= other.load else other
+        return one if one.weighted_cost <= other.weighted_cost else other
 
 
 # Prefix keys per request: 64 blocks of 64 tokens find a shared system prompt or a long chat, at a bounded cost.
@@ -294,7 +294,7 @@ class RouteTable:
             slot.room = places
             self._place(slot)
 
-    def leave_line(self, slot: RouteSlot) -> bool:
+    def give_up_reservations(self, slot: RouteSlot) -> bool:
         """Give up the places that the worker keeps for us; return False if we still wait for them. On True the caller
         must tell the worker."""
         if slot.in_line and slot.room == 0:
@@ -374,7 +374,7 @@ class RouteTable:
     ) -> RouteSlot | None:
         """Return the worker for a request with these tokens, or None if none can take it now."""
         if priority is PriorityClass.ON_TRIAL:
-            return min(self._trial_places(), key=lambda slot: slot.load, default=None)
+            return min(self._trial_places(), key=lambda slot: slot.weighted_cost, default=None)
         ready = self._open if limited else self._ready
         if not ready:
             return None

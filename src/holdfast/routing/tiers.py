@@ -25,21 +25,21 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
-class InLine(Generic[Item]):
+class QueueEntry(Generic[Item]):
     item: Item
     tier: Tier
     since_s: float
     number: int  # orders requests that wait since the same moment
 
 
-class TierLine(Generic[Item]):
+class TierQueue(Generic[Item]):
     """Requests that wait for a place, in the order in which places are given."""
 
     def __init__(self, waiting_max: int | None, stays: Callable[[Item], bool] = lambda item: False) -> None:
         self._waiting_max = waiting_max  # None: only requests join that ran before, which bounds their number
         self._stays = stays  # returns True for a request that must not be pushed out any more
         self._numbers = itertools.count()
-        self._waiting: dict[Item, InLine[Item]] = {}
+        self._waiting: dict[Item, QueueEntry[Item]] = {}
         # Sorted lists: nearly all join at the end, and moving a thousand pointers costs less than a microsecond.
         self._rows: dict[Tier, list[tuple[float, int, Item]]] = {tier: [] for tier in Tier}
 
@@ -49,7 +49,7 @@ class TierLine(Generic[Item]):
     def __contains__(self, item: Item) -> bool:
         return item in self._waiting
 
-    def __iter__(self) -> Iterator[InLine[Item]]:
+    def __iter__(self) -> Iterator[QueueEntry[Item]]:
         """Iterate over all waiting requests, in order; requests may leave during the iteration."""
         return iter([self._waiting[item] for row in self._rows.values() for _, _, item in row])
 
@@ -57,8 +57,8 @@ class TierLine(Generic[Item]):
         """Add a request that has waited since `since_s`. Return the request that is pushed out, which may be `item`;
         None if there is room."""
         assert item not in self, "one waits once"
-        waiting = self._waiting[item] = InLine(item, tier, since_s, next(self._numbers))
-        insort(self._rows[tier], (since_s, waiting.number, item), key=_stands)
+        waiting = self._waiting[item] = QueueEntry(item, tier, since_s, next(self._numbers))
+        insort(self._rows[tier], (since_s, waiting.number, item), key=_position)
         if self._waiting_max is None or len(self._waiting) <= self._waiting_max:
             return None
         backwards = (other for row in reversed(self._rows.values()) for *_, other in reversed(row))
@@ -71,9 +71,9 @@ class TierLine(Generic[Item]):
         waiting = self._waiting.pop(item, None)
         if waiting is not None:
             row = self._rows[waiting.tier]
-            del row[bisect_left(row, (waiting.since_s, waiting.number), key=_stands)]
+            del row[bisect_left(row, (waiting.since_s, waiting.number), key=_position)]
 
-    def first(self) -> InLine[Item] | None:
+    def first(self) -> QueueEntry[Item] | None:
         """Return the request that gets the next place."""
         return next((self._waiting[row[0][2]] for row in self._rows.values() if row), None)
 
@@ -81,5 +81,5 @@ class TierLine(Generic[Item]):
         return len(self._rows[tier])
 
 
-def _stands(entry: tuple[float, int, Item]) -> tuple[float, int]:
+def _position(entry: tuple[float, int, Item]) -> tuple[float, int]:
     return entry[:2]

@@ -127,12 +127,12 @@ NOTHING = SetPolicy(frozenset(), frozenset())
 
 
 class MissingWorkers(NamedTuple):
-    """Why a wanted model has no worker. `hopeless`: none can be placed now; `stands`: replicas are up, none serves, and
-    no other is expected."""
+    """Why a wanted model has no worker. `unplaceable`: none can be placed now; `none_serves`: replicas are up, none
+    serves, and no other is expected."""
 
     why: str = ""
-    hopeless: bool = False
-    stands: bool = False
+    unplaceable: bool = False
+    none_serves: bool = False
 
 
 NOT_KNOWN = MissingWorkers()
@@ -184,15 +184,15 @@ class ModelDirectory:
         """Set the fleet's reasons why models of a deployment have no worker; return True if they changed."""
         before, self._missing[deployment] = self._missing.get(deployment, {}), missing
         for workers in self.sets.values():
-            workers.none_serves = self.missing(workers.card.name).stands
+            workers.none_serves = self.missing(workers.card.name).none_serves
         return before != missing
 
     def missing(self, name: str) -> MissingWorkers:
-        """Return why a model has no worker. If several deployments want it, one that is not hopeless decides."""
+        """Return why a model has no worker. If several deployments want it, one that can place it decides."""
         reasons = [
             self._missing.get(one, {}).get(name, NOT_KNOWN) for one, names in self._wanted.items() if name in names
         ]
-        return min(reasons, key=lambda one: one.hopeless, default=NOT_KNOWN)
+        return min(reasons, key=lambda one: one.unplaceable, default=NOT_KNOWN)
 
     def wanted(self, deployment: str) -> frozenset[str]:
         return self._wanted.get(deployment, frozenset())
@@ -235,7 +235,7 @@ class ModelDirectory:
         if found is None:
             found = self.sets[key] = WorkerSet(namespace, card, self._rng, self._fresh_holds_max)
             found.table.set_rules(self._rules.get(found.deployment, RULES[0]))
-            found.none_serves = self.missing(card.name).stands
+            found.none_serves = self.missing(card.name).none_serves
         return found
 
     def degrade(self, deployment: str, rules: Rules) -> None:

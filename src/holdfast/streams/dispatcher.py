@@ -215,8 +215,8 @@ class Dispatcher:
             return
         workers.table.has_room(link.slot, places)
         self._fill(workers)
-        if workers.table.leave_line(link.slot):
-            link.leave_line()
+        if workers.table.give_up_reservations(link.slot):
+            link.give_up_reservations()
 
     def workers_changed(self, workers: WorkerSet, target: RouteSlot | None = None) -> None:
         """Send waiting streams after a worker came, went or got room. `target`: a draining worker, which gets only
@@ -310,7 +310,7 @@ class Dispatcher:
         """Queue the stream; if the queue is full, reject the lowest-priority waiter."""
         leaves = flight.workers.holds.hold(flight, flight.tier, flight.begin_wait(self.clock()), flight.priority)
         if leaves is not None:
-            self._hold_policy.line_is_full(leaves, waited=leaves is not flight)
+            self._hold_policy.on_queue_full(leaves, waited=leaves is not flight)
 
     def _link_of(self, flight: Flight) -> WorkerLink | None:
         return self.links[flight.slot] if flight.slot is not None else None
@@ -383,14 +383,14 @@ class GroupWaits:
             if workers.table.is_ready(link.slot) and self._send(flight, link.slot):
                 workers.holds.drop(flight)
             else:
-                workers.holds.release_to_line(flight, flight.priority)
+                workers.holds.release_to_queue(flight, flight.priority)
 
     def release(self, workers: WorkerSet, now_s: float) -> None:
         """Release streams to any worker when their wait is over or their group has no standby left."""
         for held in workers.holds.held_for_group():
             awaits = held.item.awaits
             if awaits is None or now_s >= awaits.until_s or not self._links.has_standby(awaits.group):
-                workers.holds.release_to_line(held.item, held.item.priority)
+                workers.holds.release_to_queue(held.item, held.item.priority)
 
 
 def _tokens_on(link: WorkerLink) -> int:
@@ -436,7 +436,7 @@ class Links:
         """Return the worker's identity for statistics of moved streams."""
         link = self._by_slot[slot]
         group = link.group or link.instance.name
-        return StreamPlace(slot.name, link.epoch, group, link.instance.name, link.share.fall, link.share.wrong)
+        return StreamPlace(slot.name, link.epoch, group, link.instance.name, link.share.ejections, link.share.wrong)
 
     def leader(self, group: tuple[str, str]) -> WorkerLink | None:
         """Return the engine of a group that takes work, if one does."""

@@ -11,8 +11,9 @@ true:
 - Every held stream leaves by being sent, cancelled, pushed out or overdue.
 - A stream that a full worker turned away returns to its old position.
 
-`line_of`, `state_of`: the queue position and the state of a request. Always true: a request's state is derived from its
-streams and stored nowhere; the stream that got furthest decides; a position counts requests, not streams, from 1.
+`queue_positions`, `state_of`: the queue position and the state of a request. Always true: a request's state is derived
+from its streams and stored nowhere; the stream that got furthest decides; a position counts requests, not streams, from
+1.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from holdfast.core.tiers import Tier
 from holdfast.discovery.card import ModelCard
 from holdfast.discovery.keys import deployment_of
 from holdfast.routing.table import PriorityClass, RouteSlot, RouteTable
-from holdfast.routing.tiers import InLine, TierLine
+from holdfast.routing.tiers import QueueEntry, TierQueue
 from holdfast.streams.ledger import Ledger, priority_of
 from holdfast.streams.stats import WorkerFailure
 from holdfast.streams.takeovers import Prefills
@@ -73,8 +74,8 @@ _ages = itertools.count()
 
 
 class Consumer(Protocol):
-    """Takes a stream's tokens; the frontend's text side. Only the link uses `dirty`: it is set between take and
-    flush."""
+    """Takes a stream's tokens; the frontend's text side. Only the link uses `dirty`: it is set between
+    `on_output` and `flush`."""
 
     dirty: bool
 
@@ -86,11 +87,11 @@ class Consumer(Protocol):
     def answering(self) -> bool:
         """Return whether its client got, or must get, part of this answer: it can no longer be asked to retry."""
 
-    def take(self, output: Output) -> bool:
+    def on_output(self, output: Output) -> bool:
         """Take tokens already in the ledger; return True if the consumer found the end itself (a stop string)."""
 
     def flush(self) -> None:
-        """Send what `take` gathered to the client; called once per received batch."""
+        """Send what `on_output` gathered to the client; called once per received batch."""
 
     def failed(self, code: Code, message: str, retry_after_s: float | None) -> None:
         """End the answer with an error: the stream failed."""
@@ -221,7 +222,7 @@ class WorkerSet:
         self.full_since_s = 0.0  # when its workers were first seen to be full, 0 while they are not
         self.trial_seen_at_s = 0.0  # when a worker was last seen to be reserved for a suspect
         self.taken_away_at_s = 0.0  # when a rollout was last seen to have taken all workers away
-        self.none_serves = False  # workers are up, none serves, no other is expected (`MissingWorkers.stands`)
+        self.none_serves = False  # workers are up, none serves, no other is expected (`MissingWorkers.none_serves`)
         self.pace = RetryAdvice()  # from the places that came free for waiting streams
         self.prefills = Prefills()  # of its workers
 
@@ -306,7 +307,7 @@ def waiting_state(workers: WorkerSet) -> RequestState:
     return RequestState.HELD if workers.none_serves else RequestState.PROVISIONING
 
 
-def line_of(workers: WorkerSet, *, wanted: bool, why: str = "") -> Iterator[tuple[Flight, WaitStatus]]:
+def queue_positions(workers: WorkerSet, *, wanted: bool, why: str = "") -> Iterator[tuple[Flight, WaitStatus]]:
     """Yield all held streams in order, each with its request's position. `why`: the reason why there is no worker. A
     request that came when its wanted model already had a worker waits like any other, and may be refused."""
     state, places = waiting_state(workers), dict[int, int]()
@@ -331,15 +332,15 @@ class HoldQueue(Generic[Stream]):
     no longer be pushed out."""
 
     def __init__(self, fresh_max: int, stays: Callable[[Stream], bool] = lambda stream: False) -> None:
-        self._lines: dict[PriorityClass, TierLine[Stream]] = {
-            priority: TierLine(fresh_max if priority is PriorityClass.FRESH else None, stays)
+        self._by_priority: dict[PriorityClass, TierQueue[Stream]] = {
+            priority: TierQueue(fresh_max if priority is PriorityClass.FRESH else None, stays)
             for priority in PriorityClass
         }
-        self._for_group: TierLine[Stream] = TierLine(None)
+        self._for_group: TierQueue[Stream] = TierQueue(None)
 
     @property
-    def _queues(self) -> list[TierLine[Stream]]:
-        return [self._for_group, *self._lines.values()]
+    def _queues(self) -> list[TierQueue[Stream]]:
+        return [self._for_group, *self._by_priority.values()]
 
     def __len__(self) -> int:
         return sum(map(len, self._queues))
@@ -351,43 +352,43 @@ class HoldQueue(Generic[Stream]):
         """Queue a stream that has waited since `since_s`. Return the stream that must leave a full queue: this one, or
         the last of the new ones."""
         assert stream not in self, "a stream is held once"
-        return self._lines[priority].join(stream, tier, since_s)
+        return self._by_priority[priority].join(stream, tier, since_s)
 
     def hold_for_group(self, stream: Stream, tier: Tier, since_s: float) -> None:
         """Queue a stream that waits for the next leader of one group."""
         assert stream not in self, "a stream is held once"
         self._for_group.join(stream, tier, since_s)
 
-    def held_for_group(self) -> list[InLine[Stream]]:
+    def held_for_group(self) -> list[QueueEntry[Stream]]:
         """Return the streams that wait for one group's next leader, in order."""
         return list(self._for_group)
 
-    def release_to_line(self, stream: Stream, priority: PriorityClass) -> None:
+    def release_to_queue(self, stream: Stream, priority: PriorityClass) -> None:
         """Let a stream that waited for a group wait for any worker, at the position its waiting time gives it."""
         held = next(held for held in self._for_group if held.item == stream)
         self._for_group.leave(stream)
-        self._lines[priority].join(stream, held.tier, held.since_s)
+        self._by_priority[priority].join(stream, held.tier, held.since_s)
 
     def drop(self, stream: Stream) -> None:
         for line in self._queues:
             line.leave(stream)
 
-    def first(self) -> InLine[Stream] | None:
+    def first(self) -> QueueEntry[Stream] | None:
         """Return the stream that is next."""
-        return next((line.first() for line in self._lines.values() if len(line)), None)
+        return next((line.first() for line in self._by_priority.values() if len(line)), None)
 
     @property
     def suspects(self) -> int:
-        return len(self._lines[PriorityClass.ON_TRIAL])
+        return len(self._by_priority[PriorityClass.ON_TRIAL])
 
-    def overdue(self, now_s: float, wait_s_max: Callable[[InLine[Stream]], float]) -> list[InLine[Stream]]:
+    def overdue(self, now_s: float, wait_s_max: Callable[[QueueEntry[Stream]], float]) -> list[QueueEntry[Stream]]:
         """Remove and return all streams that have waited as long as they may."""
         late = [held for held in self if now_s - held.since_s >= wait_s_max(held)]
         for held in late:
             self.drop(held.item)
         return late
 
-    def __iter__(self) -> Iterator[InLine[Stream]]:
+    def __iter__(self) -> Iterator[QueueEntry[Stream]]:
         for line in self._queues:
             yield from line
 

@@ -24,10 +24,10 @@ from collections.abc import Callable
 from holdfast.core.errors import Code
 from holdfast.routing.degradation import pushed_out
 from holdfast.routing.table import PriorityClass
-from holdfast.routing.tiers import InLine
+from holdfast.routing.tiers import QueueEntry
 from holdfast.spec.waits import HoldSettings
 from holdfast.streams.directory import FOR_GOOD, TAKEN_AWAY, MissingWorkers, ModelDirectory, SetStatus
-from holdfast.streams.flight import Flight, WorkerSet, line_of
+from holdfast.streams.flight import Flight, WorkerSet, queue_positions
 from holdfast.streams.stats import DispatchStats
 
 log = logging.getLogger("holdfast.workers")
@@ -36,7 +36,7 @@ log = logging.getLogger("holdfast.workers")
 ENGINE_WAIT_S_MIN = 1.0
 # When to ask again for a model whose first worker is missing: an engine takes about as long to load.
 FIRST_WORKER_S = 10.0
-NO_WORKER_LINE_FULL = "no worker is up and too many requests wait already"
+NO_WORKER_QUEUE_FULL = "no worker is up and too many requests wait already"
 # How much the clocks of two processes may drift apart during such a wait: the event loop's counts whole milliseconds.
 CLOCK_S = 0.05
 
@@ -59,7 +59,7 @@ class HoldPolicy:
         self._stats = stats
         self._clock = clock
 
-    def wait_s_max(self, held: InLine[Flight]) -> float:
+    def wait_s_max(self, held: QueueEntry[Flight]) -> float:
         """Return how long a held stream may wait in all."""
         flight = held.item
         full_since_s = flight.workers.full_since_s
@@ -71,8 +71,8 @@ class HoldPolicy:
             away_s = min(away_at_s - held.since_s, self._settings.away_s)
             return hold_s + max(0.0, flight.workers.trial_seen_at_s - held.since_s, away_s)
         name = flight.workers.card.name
-        hopeless = self._wants(name) and self._missing(name).hopeless
-        if hopeless and not flight.consumer.answering and not flight.workers.sessions:
+        unplaceable = self._wants(name) and self._missing(name).unplaceable
+        if unplaceable and not flight.consumer.answering and not flight.workers.sessions:
             return 0.0
         if flight.consumer.answering or not full_since_s:
             return hold_s
@@ -132,7 +132,7 @@ class HoldPolicy:
     @staticmethod
     def first_worker_wait_s(settings: HoldSettings, *, wanted: bool, missing: MissingWorkers) -> float:
         """Return how long a request waits for its model's first worker."""
-        comes = wanted and not missing.hopeless and not missing.stands
+        comes = wanted and not missing.unplaceable and not missing.none_serves
         return settings.provision_s if comes else settings.hold_s
 
     def needs_stand_ins(self, workers: WorkerSet, status: SetStatus, now_s: float) -> bool:
@@ -143,7 +143,7 @@ class HoldPolicy:
         after_s = 0.0 if status in TAKEN_AWAY else self._settings.stand_in_after_s
         return workers.empty_since_s > 0.0 and now_s - workers.empty_since_s > after_s
 
-    def end_wait(self, held: InLine[Flight]) -> None:
+    def end_wait(self, held: QueueEntry[Flight]) -> None:
         """End a stream that has waited as long as it may."""
         flight = held.item
         if flight.priority is PriorityClass.FRESH and flight.workers.full_since_s:
@@ -179,14 +179,14 @@ class HoldPolicy:
         why = "its workers were replaced by others, which would go on with it in another way"
         self.lose(flight, Code.REPLACED, f"{why}; ask again, or allow it in the manifest (rollout.inexact)")
 
-    def line_is_full(self, flight: Flight, *, waited: bool) -> None:
+    def on_queue_full(self, flight: Flight, *, waited: bool) -> None:
         """Refuse a new request because the queue is full, or push a waiting one out (`waited`)."""
         if waited:
             self._push_out(flight)
         elif flight.workers.table.overloaded:
             self._refuse_full(flight, "every worker is full")
         else:
-            self.refuse(flight, *no_worker(NO_WORKER_LINE_FULL, retry_after_s=self._settings.hold_s))
+            self.refuse(flight, *no_worker(NO_WORKER_QUEUE_FULL, retry_after_s=self._settings.hold_s))
 
     def _push_out(self, flight: Flight) -> None:
         if flight.ledger.end():
@@ -222,7 +222,7 @@ class HoldPolicy:
         if not len(workers.holds):
             return
         name = workers.card.name
-        for flight, waiting in line_of(workers, wanted=self._wants(name), why=self._why_missing(workers)):
+        for flight, waiting in queue_positions(workers, wanted=self._wants(name), why=self._why_missing(workers)):
             try:
                 flight.consumer.still_waiting(waiting)
             except Exception as error:

@@ -101,7 +101,7 @@ class WorkerLink:
         self._asked = 0  # number of the last `Ping`
         self.counts = WorkerCounts()  # shared by all links of its instance; set by the roster
 
-    def leave_line(self) -> None:
+    def give_up_reservations(self) -> None:
         """Tell the worker that this frontend no longer waits for a place."""
         if self.data is not None:
             self.data.send(Pass(self.data.turned_away))
@@ -247,7 +247,7 @@ class DataConnection(WorkerConnection):
                     if self._link.inexact_reason:
                         flight.ledger.mark_inexact(self._link.inexact_reason)
                     events.output_began(flight, output.cached)
-                over = consumer.take(output)
+                over = consumer.on_output(output)
             except Exception as error:
                 events.consumer_raised(flight, error)
                 continue

@@ -49,7 +49,7 @@ class WorkerCounts:
         flight.blamed, flight.excused = self, self._counted.get(kind) == self.burst
         if flight.excused:  # another failure of this burst was counted
             return
-        self._look(streams)
+        self._count_outlived(streams)
         self._counted[kind] = self.burst
         self.failed[kind] = self.failed.get(kind, 0) + 1
         self._failed_at_s = now_s
@@ -65,7 +65,7 @@ class WorkerCounts:
             first.excused += 1
         return True
 
-    def _look(self, streams: Iterable[Flight]) -> None:
+    def _count_outlived(self, streams: Iterable[Flight]) -> None:
         """Count the last failure as outlived if an attempt has made progress since."""
         if self._failed_at_s and any(
             s.last_token_at_s > self._failed_at_s and made(s) >= PROGRESS_TOKENS for s in streams
@@ -73,10 +73,10 @@ class WorkerCounts:
             self.outlived += 1
             self._failed_at_s = 0.0
 
-    def report(self, streams: Iterable[Flight], fall: int, now_s: float) -> WorkerSeen:
+    def report(self, streams: Iterable[Flight], ejections: int, now_s: float) -> WorkerSeen:
         """Return the worker's part of a report; `streams` are those on it now."""
         streams = list(streams)
-        self._look(streams)
+        self._count_outlived(streams)
         waits = [now_s - max(flight.last_token_at_s, flight.sent_at_s) for flight in streams]
         return WorkerSeen(
             succeeded=self.succeeded,
@@ -87,7 +87,7 @@ class WorkerCounts:
             stream_s=round(self.stream_s, 2),
             open=len(waits),
             silent_s=round(max(waits, default=0.0), 1),
-            fall=fall,
+            fall=ejections,
         )
 
 
@@ -107,16 +107,17 @@ class AllWorkerCounts:
         return self._by_instance.setdefault(instance, WorkerCounts())
 
     def report(self, here: Mapping[int, tuple[Iterable[Flight], int]], now_s: float) -> dict[str, WorkerSeen]:
-        """Return the reports of all workers that got work. `here`: streams and last fall number of known workers."""
+        """Return the reports of all workers that got work. `here`: streams and last ejection number of known
+        workers."""
         reported: dict[str, WorkerSeen] = {}
         for instance, counts in list(self._by_instance.items()):
-            streams, fall = here.get(instance, ((), 0))
+            streams, ejections = here.get(instance, ((), 0))
             if instance in here:
                 counts.seen_s = now_s
             elif now_s - counts.seen_s > LINGER_S:
                 del self._by_instance[instance]
                 continue
-            seen = counts.report(streams, fall, now_s)
+            seen = counts.report(streams, ejections, now_s)
             if seen.succeeded or seen.failed or seen.tokens or seen.open:
                 reported[f"{instance:x}"] = seen
         return reported

@@ -4,10 +4,10 @@
 work only once the text side of its model card is ready. A standby is connected, watched and joined to its set like any
 other worker: to take over, it only has to send its `Active` frame.
 
-`TrafficWeights` applies control's verdicts. When a worker falls (control decides that it loses its streams), they are
-resumed elsewhere or held; this counts as a failure neither of the stream nor of the worker. A draining worker keeps its
-streams until other workers have places for them. A few move at a time, and the next ones when those have made a token,
-so that the receiving workers are not swamped.
+`TrafficWeights` applies control's verdicts. When a worker is ejected (control decides that it loses its streams), they
+are resumed elsewhere or held; this counts as a failure neither of the stream nor of the worker. A draining worker keeps
+its streams until other workers have places for them. A few move at a time, and the next ones when those have made a
+token, so that the receiving workers are not swamped.
 
 Three kinds of worker serve only while no other worker of their set can:
 - a spare
@@ -15,8 +15,8 @@ Three kinds of worker serve only while no other worker of their set can:
 - a worker with a verdict against it, if the last verdicts leave its set without any other (`health.last_resort`)
 
 Always true: a takeover waits for no verdict (`streams.verdicts`). A handed-over stream never has to wait, and never
-goes ahead of waiting streams. A fall moves a stream only when another worker of the set can take it, or when its own
-worker cannot continue.
+goes ahead of waiting streams. An ejection moves a stream only when another worker of the set can take it, or when its
+own worker cannot continue.
 
 `NotAdmittedNotices` tells workers that are not admitted why; they show the reason in their health.
 """
@@ -117,7 +117,7 @@ class Roster:
     def observed_workers(self, deployment: str) -> dict[str, WorkerSeen]:
         """Return this frontend's observations of a deployment's workers, by instance, for its report."""
         own = self._links_in(deployment)
-        here = {link.slot.name: (link.streams.values(), link.share.fall) for link in own}
+        here = {link.slot.name: (link.streams.values(), link.share.ejections) for link in own}
         return self._counts[deployment].report(here, self._loop.time())
 
     def admitted(self, deployment: str) -> tuple[str, ...]:
@@ -306,7 +306,7 @@ class Roster:
             return  # forgotten meanwhile
         liveness = self.watchers[link].liveness
         link.trusted, link.admit_max = liveness.routable, liveness.admit_max
-        self.weights.weigh(link)
+        self.weights.update_share(link)
         self._dispatcher.reroute(link)
 
 
@@ -328,14 +328,14 @@ class TrafficWeights:
         for change in self._verdicts.on_store_event(prefix, event):
             links = self._all() if change.key is None else list(self._links.get(change.key, ()))
             for link in links:
-                self.weigh(link)  # first, so that streams that leave are not sent back
-                if change.fell:
-                    link.postponed = change.fell
+                self.update_share(link)  # first, so that streams that leave are not sent back
+                if change.ejected_for:
+                    link.postponed = change.ejected_for
                     self._choose_last_resorts(link.workers)  # a spare can then take the streams at once
                     self._move(link)
 
     def _move(self, link: WorkerLink) -> None:
-        """Move the streams of a fallen worker, if another can take them or it cannot continue them."""
+        """Move the streams of an ejected worker, if another can take them or it cannot continue them."""
         if link.share.weight > 0.0:
             link.postponed = ""  # it has recovered
             return
@@ -356,9 +356,9 @@ class TrafficWeights:
             return
         idled[by] = frozenset(names)
         for link in self._all():
-            self.weigh(link)
+            self.update_share(link)
 
-    def weigh(self, link: WorkerLink) -> None:
+    def update_share(self, link: WorkerLink) -> None:
         """Compute the link's share of traffic and route by it."""
         key, trusted = link.instance.key, bool(link.group) or link.had_traffic
         alone = link.workers is not None and not link.workers.table.routable_count
@@ -384,7 +384,7 @@ class TrafficWeights:
         links = self._all()
         for link in links:
             if link.share.until_s is not None:
-                self.weigh(link)
+                self.update_share(link)
         for workers in {link.workers for link in links if link.called_in or link.share.objection}:
             self._choose_last_resorts(workers)
         for link in links:

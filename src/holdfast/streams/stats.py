@@ -47,7 +47,7 @@ class StreamPlace:
     epoch: int = 0  # under which it led; 0 without a group
     group: str = ""  # the group's name; without a group the worker's
     name: str = ""  # the worker's
-    fall: int = 0  # number of its last known fall (`health.standing`)
+    ejections: int = 0  # number of its last known ejection (`health.standing`)
     wrong: bool = False  # its output may be wrong
 
     def method(self, target: StreamPlace) -> str:

@@ -6,12 +6,12 @@ the last verdict holds. A worker without a verdict may have to wait a little for
 - it is an engine of a group: it proved itself when it took over, and clients wait for it;
 - it served already when the first control came.
 
-A fall (`health.standing`: control decides that a worker loses its streams) moves them once; its number says whether it
-is new. A fall from before this frontend knew the worker is older than its streams here. It moves them only if the
-worker has not recovered since.
+An ejection (`health.standing`: control decides that a worker loses its streams) moves them once; its number says
+whether it is new. One from before this frontend knew the worker is older than its streams here. It moves them only if
+the worker has not recovered since.
 
-Always true: a worker's weight is that of its record, or 0 during the bounded wait for its first check, or 1; each fall
-is reported at most once; a record that cannot be read changes nothing.
+Always true: a worker's weight is that of its record, or 0 during the bounded wait for its first check, or 1; each
+ejection is reported at most once; a record that cannot be read changes nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import msgspec
 from holdfast.discovery.keys import CONTROLS, HEALTH, InstanceKey, parse_key
 from holdfast.health.last_resort import SPARE_UNFITNESS, unfitness_of
 from holdfast.health.records import ControlRecord, HealthRecord
-from holdfast.health.standing import FALLEN, HealthCause, HealthStatus, WorkerStanding
+from holdfast.health.standing import EJECTED, HealthCause, HealthStatus, WorkerStanding
 from holdfast.store.contract import Snapshot, WatchEvent, changes
 
 # Control and frontends discover a worker at the same time, and a canary takes a second; but control may hang.
@@ -47,7 +47,7 @@ class Share:
     until_s: float | None = None  # end of its wait for a check; None: it does not wait
     spare: bool = False  # it gets nothing while others of its set can serve
     drains: bool = False  # its streams are moved away a few at a time
-    fall: int = 0  # number of its last known fall
+    ejections: int = 0  # number of its last known ejection
     wrong: bool = False  # it is quarantined: its output may be wrong
     last_resort: bool = False  # it has weight only because too few others can serve
     unfitness: int | None = None  # as a last resort, lowest first (`health.last_resort`); None: it cannot serve
@@ -69,11 +69,11 @@ def idle_share(share: Share, by: str) -> Share:
 
 @dataclass(frozen=True, slots=True)
 class VerdictChange:
-    """Says that the verdict on a worker changed (key None: on all workers). `fell`: why its streams must leave now; ""
-    if they need not."""
+    """Says that the verdict on a worker changed (key None: on all workers). `ejected_for`: why its streams must leave
+    now; "" if they need not."""
 
     key: InstanceKey | None
-    fell: str = ""
+    ejected_for: str = ""
 
 
 class WorkerVerdicts:
@@ -117,7 +117,7 @@ class WorkerVerdicts:
             standing.reason,
             spare=record.spare,
             drains=standing.status == HealthStatus.DRAINING,
-            fall=standing.fall,
+            ejections=standing.fall,
             wrong=standing.quarantined,
             last_resort=record.last_resort,
             unfitness=SPARE_UNFITNESS
@@ -143,13 +143,13 @@ class WorkerVerdicts:
         self._records[where] = record
         if record == before:
             return []
-        return [VerdictChange(where, record.standing.reason if self._is_news(before, record) else "")]
+        return [VerdictChange(where, record.standing.reason if self._is_newly_ejected(before, record) else "")]
 
-    def _is_news(self, before: HealthRecord | None, record: HealthRecord) -> bool:
-        """Return whether its streams on this frontend must leave because of a new fall."""
+    def _is_newly_ejected(self, before: HealthRecord | None, record: HealthRecord) -> bool:
+        """Return whether its streams on this frontend must leave because of a new ejection."""
         standing = record.standing
         if before is None:  # it got its streams while this frontend had no verdict on it
-            return standing.fall > 0 and standing.status in FALLEN
+            return standing.fall > 0 and standing.status in EJECTED
         return standing.fall > before.standing.fall
 
     def _lifted(self) -> Iterator[str]:

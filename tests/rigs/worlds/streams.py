@@ -121,7 +121,7 @@ class Client:
     def answering(self) -> bool:
         return bool(self.shown)
 
-    def take(self, output: Output) -> bool:
+    def on_output(self, output: Output) -> bool:
         self.shown += output.tokens
         self._fresh += output.tokens
         if self._stop_at in output.tokens:
@@ -193,7 +193,7 @@ class Worker:
     def route(self, *, routable: bool, admit_max: int | None = None) -> None:
         """As a judge says it."""
         self.link.trusted, self.link.admit_max = routable, admit_max
-        self.cluster.weights.weigh(self.link)
+        self.cluster.weights.update_share(self.link)
         self.cluster.dispatcher.reroute(self.link)
 
     def judged(self, status: HealthStatus, *, why: str = "as decided", spare: bool = False, **of_standing: Any) -> None:
