@@ -20,6 +20,7 @@ from holdfast.failover.lock_server import server as lock_server
 from holdfast.failover.lock_server.client import LockRefused, ServerLock
 from holdfast.failover.lock_server.machine import Client, ElectionRecord, Grant
 from holdfast.failover.lock_server.server import FoundRecord, LockRecord, serve_lock
+from holdfast.wire import accepting
 from holdfast.wire.frames import FRAME_BYTES_MAX, FrameSplitter, encode, frame
 from holdfast.wire.net import real_world
 from tests.rigs.failover.locks import BOUND_S, until
@@ -156,9 +157,15 @@ async def test_bad_client_is_told_why_and_harms_nobody(tmp_path: Path, sent: byt
         await other.release()
 
 
-async def test_full_house_makes_room_for_who_says_hello(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("descriptors", [False, True], ids=["connections", "descriptors"])
+async def test_full_house_makes_room_for_who_says_hello(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, descriptors: bool
+) -> None:
     """Silent connections give way, oldest first, so a holder can come back; greeted ones stay, and then it is full."""
-    monkeypatch.setattr(lock_server, "CONNECTIONS_MAX", 3)
+    if descriptors:
+        monkeypatch.setattr(accepting, "descriptor_limit", lambda: 5)  # 5/8 of them are for connections
+    else:
+        monkeypatch.setattr(lock_server, "CONNECTIONS_MAX", 3)
     monkeypatch.setattr(lock_server, "HELLO_TIMEOUT_S", 2 * BOUND_S)
     async with served(tmp_path) as server:
         with await server.raw() as one, await server.raw() as two, await server.raw() as three:

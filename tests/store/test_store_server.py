@@ -18,6 +18,7 @@ from holdfast.core.address import UnixAddress, parse_address
 from holdfast.core.errors import UserError
 from holdfast.store import client as store_client
 from holdfast.store import messages as m
+from holdfast.store import server as store_server
 from holdfast.store.client import EmbeddedStore
 from holdfast.store.contract import Lost, Snapshot
 from holdfast.store.machine import StoreLimits
@@ -25,6 +26,7 @@ from holdfast.store.opening import open_store
 from holdfast.store.server import DurableFile, ServerSettings, StoreServer
 from holdfast.store.shared import LeasedKey
 from holdfast.testing.waiting import until
+from holdfast.wire import accepting
 from holdfast.wire.frames import FRAME_BYTES_MAX, FrameSplitter, encode, frame
 from holdfast.wire.net import SocketNetwork
 from tests.rigs.store.stores import (
@@ -137,11 +139,37 @@ async def test_requests_wait_while_answers_are_not_read(inside: Inside) -> None:
 async def test_too_many_connections_are_refused_by_name(inside: Inside) -> None:
     """The house has a number of places; who comes then is told so, and finds a place later by itself."""
     guests = [await inside.raw() for _ in range(8)]
+    known = inside.server._peers
+    await until(lambda: len(known) == 8 and not any(peer.is_stranger for peer in known.values()), "eight known clients")
     client = await inside.client()
     await refused(client, "Full")
     for guest in guests:
         guest.close()
     assert await client.get("k", BOUND_S) is None
+
+
+@pytest.mark.parametrize("descriptors", [False, True], ids=["connections", "descriptors"])
+async def test_silent_connections_make_room_for_a_client(
+    inside: Inside, monkeypatch: pytest.MonkeyPatch, descriptors: bool
+) -> None:
+    """A connection without a Hello is closed for the next one, the oldest first, whichever limit is reached."""
+    monkeypatch.setattr(store_server, "HELLO_TIMEOUT_S", 2 * BOUND_S)
+    if descriptors:
+        monkeypatch.setattr(accepting, "descriptor_limit", lambda: 8)  # 5/8 of them are for connections
+    places = 5 if descriptors else 8
+    silent = [socket.socket(socket.AF_UNIX) for _ in range(places)]
+    loop = asyncio.get_running_loop()
+    for sock in silent:
+        sock.setblocking(False)
+        await loop.sock_connect(sock, inside.address.path)
+    await until(lambda: len(inside.server._peers) == places, "the silent connections")
+    client = await inside.client()
+    assert await client.get("k", BOUND_S) is None
+    async with asyncio.timeout(BOUND_S):
+        assert await loop.sock_recv(silent[0], 1) == b""
+    assert len(inside.server._peers) == places
+    for sock in silent:
+        sock.close()
 
 
 async def test_a_refused_registration_is_told_once_and_tried_again(

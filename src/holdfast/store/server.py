@@ -23,7 +23,8 @@ from holdfast.core.limits import raise_descriptor_limit
 from holdfast.core.ports import Listener, Network
 from holdfast.store import messages as m
 from holdfast.store.machine import DEFAULT_LIMITS, Effects, Send, StoreLimits, StoreMachine
-from holdfast.wire.connection import FULL, Refused, ServerConnection
+from holdfast.wire.accepting import SHARE, places
+from holdfast.wire.connection import FULL, Refused, ServerConnection, turn_out_strangers
 
 FORMAT = "holdfast-store-1"
 
@@ -80,7 +81,7 @@ def _private(path: str, flags: int) -> int:
 
 _log = logging.getLogger(__name__)
 
-# A connection is one process of the deployment; half of the usual descriptor limit after `serve` has raised it.
+# A connection is one process of the deployment. Fewer where the descriptor limit is low: the file needs some, too.
 CONNECTIONS_MAX = 4096
 # With more unsent bytes a receiver counts as not reading: a few seconds of a busy store's changes.
 UNSENT_BYTES_MAX = 4 * 1024 * 1024
@@ -163,9 +164,13 @@ class StoreServer:
             if (peer := self._peers.get(number)) is not None:
                 peer.work()
 
+    @property
+    def connections_max(self) -> int:
+        return min(self.settings.connections_max, places(SHARE))
+
     def admit(self, peer: StoreSession) -> int | None:
-        """Return a new connection's number, or None if there are too many."""
-        if len(self._peers) >= self.settings.connections_max:
+        """Return a new connection's number, or None if there are too many. Connections without a Hello make room."""
+        if len(self._peers) >= self.connections_max and not turn_out_strangers(self._peers.values()):
             return None
         self._next_peer += 1
         self._peers[self._next_peer] = peer
@@ -214,7 +219,7 @@ class StoreSession(ServerConnection):
     def on_connected(self) -> None:
         self._number = self._server.admit(self)
         if self._number is None:
-            self.refuse(FULL, f"this store has its {self._server.settings.connections_max} connections already")
+            self.refuse(FULL, f"this store has its {self._server.connections_max} connections already")
 
     def on_left(self, exc: Exception | None, *, refused: bool) -> None:
         number, self._number = self._number, None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -21,6 +21,7 @@ import msgspec
 
 from holdfast.core.backoff import Backoff
 from holdfast.core.tasks import done_within
+from holdfast.wire.accepting import make_room
 from holdfast.wire.frames import FRAME_BYTES_MAX, FrameError, FrameSplitter, encode
 from holdfast.wire.net import Unread, tune
 
@@ -254,6 +255,7 @@ class ServerConnection(asyncio.Protocol):
         self._unsent_bytes_max = unsent_bytes_max
         self._splitter = FrameSplitter(message_bytes_max)
         self._hello_timer: asyncio.TimerHandle | None = None
+        self.since_s = asyncio.get_running_loop().time()
         self.over = False  # refused or closed: further input is ignored
 
     # -- hooks
@@ -335,6 +337,16 @@ class ServerConnection(asyncio.Protocol):
         asyncio.get_running_loop().call_later(LINGER_S, self.transport.abort)
         self._leave(None, refused=True)
 
+    @property
+    def is_stranger(self) -> bool:
+        """Return True until a Hello is accepted or the connection ends."""
+        return self._hello_timer is not None
+
+    def turn_out(self) -> None:
+        """Close at once, to make room for another connection."""
+        self._leave(None, refused=True)
+        self.transport.abort()
+
     def close(self) -> None:
         """Close at once without calling `on_left`: the server itself closes it."""
         self.over = True
@@ -354,3 +366,8 @@ class ServerConnection(asyncio.Protocol):
 
     def _no_hello(self) -> None:
         self.refuse(self.no_hello_code, f"no Hello within {self._hello_timeout_s:g} s")
+
+
+def turn_out_strangers(connections: Iterable[ServerConnection]) -> bool:
+    """Close the connections that have been open longest without a Hello; return False if there is none."""
+    return make_room((one.since_s, one.turn_out) for one in connections if one.is_stranger)

@@ -28,7 +28,7 @@ from holdfast.core.procfs import peer_uid
 from holdfast.core.requests import CANARY_TIER, Failure, Output
 from holdfast.engines.contract import Engine, EngineEvents
 from holdfast.wire.accepting import SHARE, make_room, places
-from holdfast.wire.connection import ServerConnection
+from holdfast.wire.connection import ServerConnection, turn_out_strangers
 from holdfast.wire.frames import encode
 from holdfast.wire.messages import (
     VERSION,
@@ -112,7 +112,6 @@ class FrontendSession(ServerConnection):
         self._owner = owner
         self._host = host
         self._unread = Unread(self._drop)
-        self.since_s = asyncio.get_running_loop().time()
         self._paused = False
         self._artefacts: deque[Iterator[ArtefactPart]] = deque()  # asked for and not sent yet
         self.peer = ""  # set by its Hello
@@ -124,10 +123,9 @@ class FrontendSession(ServerConnection):
 
     def on_connected(self) -> None:
         here = self._owner.open
-        strangers = [(one.since_s, one.turn_out) for one in here if not one.peer and not one.over]
         refused = [(one.since_s, one.turn_out) for one in here if one.over]
         full = len(here) - len(refused) >= min(SESSIONS_MAX, places(SHARE))
-        if full and not make_room(strangers):
+        if full and not turn_out_strangers(here):
             make_room(refused)  # bounds the refused connections that have not closed yet
             self.refuse(Code.WORKER_OVERLOADED, f"{len(here)} frontends are connected already")
         here.add(self)
@@ -249,7 +247,7 @@ class FrontendSession(ServerConnection):
 
     def turn_out(self) -> None:
         self._owner.open.discard(self)
-        self.abort()
+        super().turn_out()
 
     def abort(self) -> None:
         self.transport.abort()

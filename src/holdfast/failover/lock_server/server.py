@@ -31,7 +31,8 @@ from holdfast.core.procfs import peer_uid
 from holdfast.failover.lock_server import machine
 from holdfast.failover.lock_server import messages as m
 from holdfast.failover.lock_server.machine import ElectionRecord
-from holdfast.wire.connection import FULL, MALFORMED, NO_HELLO, WRONG_VERSION, ServerConnection
+from holdfast.wire.accepting import SHARE, places
+from holdfast.wire.connection import FULL, MALFORMED, NO_HELLO, WRONG_VERSION, ServerConnection, turn_out_strangers
 
 FORMAT = "holdfast-lock-1"
 # A record has some hundred bytes.
@@ -147,7 +148,8 @@ def _made(path: str, flags: int) -> int:
 
 _log = logging.getLogger(__name__)
 
-# Four times the waiters. When full, a connection without a Hello is closed, so that the holder can always return.
+# Four times the waiters; fewer where the descriptor limit is low, since a grant writes a file. When full, connections
+# without a Hello are closed, so that the holder can always return.
 CONNECTIONS_MAX = 1024
 # A client sends Hello at once; a port scanner does not.
 HELLO_TIMEOUT_S = 2.0
@@ -220,12 +222,10 @@ class LockServer:
     # -- what sessions call
 
     def admit(self, session: LockSession) -> int | None:
-        """Return a new connection's number, or None if there are too many. A connection without a Hello makes room."""
-        if len(self._sessions) >= CONNECTIONS_MAX:
-            strangers = [number for number, other in self._sessions.items() if not other.greeted]
-            if not strangers:
-                return None
-            self._sessions.pop(strangers[0]).close()
+        """Return a new connection's number, or None if there are too many. Connections without a Hello make room."""
+        full = len(self._sessions) >= min(CONNECTIONS_MAX, places(SHARE))
+        if full and not turn_out_strangers(self._sessions.values()):
+            return None
         self._next_session += 1
         self._sessions[self._next_session] = session
         return self._next_session
