@@ -29,11 +29,11 @@ from holdfast.settings import Environment
 from holdfast.spec.settings import about
 from holdfast.testing.answers import Answer, difference
 from holdfast.testing.clients import read_answer
-from holdfast.testing.load import Asking, Load, Requests, failures, spread
 from holdfast.testing.processes import anon_kib, fd_count, kill_group, thread_count
 from holdfast.testing.rig import EngineSeen
 from holdfast.testing.supervised import Supervised
 from holdfast.testing.waiting import in_thread
+from holdfast.testing.workload import Asking, Requests, Workload, failures, spread
 from tests.rigs.engines.mixed_load import BLOCK_TOKENS, EngineLoad
 
 # How engines are ended.
@@ -71,7 +71,7 @@ def sim_bench(
     """Run sim engines of two ranks. Mostly SIGKILL to all of one; the other ends must be as harmless."""
     options = ("--sim-tpot-ms", "20.0", "--vault-gib", str(vault_gib), "--sim-ranks", "2")
     ends = {"kill the group": 6, "kill only the parent": 2, "SIGTERM": 2}
-    return FailoverBench(rounds, options, Load(streams, tokens, seed), seed, (0.8, 1.6), ends)
+    return FailoverBench(rounds, options, Workload(streams, tokens, seed), seed, (0.8, 1.6), ends)
 
 
 def engine_bench(

@@ -27,9 +27,9 @@ from holdfast.spec.settings import about
 from holdfast.testing.answers import Answer, difference
 from holdfast.testing.clients import Received, ask, read_answer
 from holdfast.testing.deployment import Deployment
-from holdfast.testing.load import Load
 from holdfast.testing.rig import free_port
 from holdfast.testing.waiting import in_thread
+from holdfast.testing.workload import Workload
 
 STORIES = 16  # requests that differ
 # A client that is not told when to come back; also what a broken connection costs.
@@ -95,7 +95,7 @@ def run(bench: OverloadBench, tell: Callable[[str], None] = lambda text: None) -
 async def _run(
     bench: OverloadBench, deployment: Deployment, ports: list[int], tell: Callable[[str], None]
 ) -> dict[str, Any]:
-    load = Load(STORIES, bench.tokens, bench.seed)
+    load = Workload(STORIES, bench.tokens, bench.seed)
     expected = await _unloaded(ports[0], load, bench.places)
     tell(f"{sum(bench.clients)} clients ({', '.join(map(str, bench.clients))}) for {bench.places} places")
     over = asyncio.Event()
@@ -113,7 +113,7 @@ async def _run(
     }
 
 
-async def _unloaded(port: int, load: Load, places: int) -> list[Answer]:
+async def _unloaded(port: int, load: Workload, places: int) -> list[Answer]:
     """Every request's answer while there is a place for each."""
     answers: list[Answer] = []
     for first in range(0, STORIES, places):
@@ -145,7 +145,7 @@ async def _passed(over: asyncio.Event, seconds: float) -> bool:
 
 
 async def hammer(
-    ports: list[int], clients: list[int], load: Load, expected: list[Answer], over: asyncio.Event
+    ports: list[int], clients: list[int], load: Workload, expected: list[Answer], over: asyncio.Event
 ) -> list[Client]:
     """So many clients at each port, all asking until it is over; what each saw."""
     async with asyncio.TaskGroup() as tasks:
@@ -158,7 +158,7 @@ async def hammer(
 
 
 async def _keep_asking(
-    port: int, client: Client, number: int, load: Load, expected: list[Answer], over: asyncio.Event
+    port: int, client: Client, number: int, load: Workload, expected: list[Answer], over: asyncio.Event
 ) -> Client:
     rng = random.Random(port * 1000 + number)
     began_s = time.perf_counter()

@@ -9,11 +9,11 @@ from bench import frontend
 from bench.data_path import faults, latency
 from bench.data_path.faults import HITS, STALL_MS_MAX, run_calm, run_case, run_stop_and_continue
 from bench.prove import Row, Rows
-from holdfast.testing.load import Load
+from holdfast.testing.workload import Workload
 
 
 def _stop_and_continue() -> Row:
-    outcome, verdicts = run_stop_and_continue(Load(tokens=900), continue_after_s=10.0)
+    outcome, verdicts = run_stop_and_continue(Workload(tokens=900), continue_after_s=10.0)
     met = outcome.survived and outcome.stall_ms <= STALL_MS_MAX["stop"] and verdicts[-2:] == ["probation", "alive"]
     bound = f"all survive, stall <= {STALL_MS_MAX['stop']} ms, the worker returns on probation"
     return outcome.as_dict() | {"verdicts": verdicts, "bound": bound, "met": met}
@@ -31,12 +31,12 @@ def _no_false_alarm() -> Row:
 
 
 def _only_worker() -> Row:
-    row = faults.only_worker_returns(5.0, Load())
+    row = faults.only_worker_returns(5.0, Workload())
     return row | {"bound": "all finish, exact", "met": row["survived"]}
 
 
 def _no_worker() -> Row:
-    row = faults.no_worker_within_hold(30.0, Load())
+    row = faults.no_worker_within_hold(30.0, Workload())
     met = row["late_status"] == 503 and row["late_retry_after"] and not row["false_done"]
     met = met and row["ended_with_error_event"] == row["streams"] and row["frontend_alive"]
     return row | {"bound": "503 with Retry-After; open streams end with an error event, none with [DONE]", "met": met}

@@ -23,12 +23,12 @@ from bench.prove import Row, Rows
 from holdfast.failover.journal import two_leaders
 from holdfast.kv.pool import within_a_block
 from holdfast.testing.answers import Answer
-from holdfast.testing.load import Load, Outcome, compare, hit_in_the_middle, run_streams
 from holdfast.testing.processes import kill_group
 from holdfast.testing.supervised import Supervised
+from holdfast.testing.workload import Outcome, Workload, compare, hit_in_the_middle, run_streams
 from tests.rigs.engines.mixed_load import BLOCK_TOKENS
 
-LOAD = Load(streams=32, tokens=300)
+LOAD = Workload(streams=32, tokens=300)
 FIGURES = ("stall_ms", "finished", "standby_again_s", "stall_ms_p50", "stall_ms_max", "streams_lost", "two_actives")
 # Between the vault's end and the engine's: long enough for engines to have reattached, or not.
 VAULT_AHEAD_S = 1.0
@@ -64,7 +64,7 @@ HITS: dict[str, Callable[[Supervised], Any]] = {
 STALL_MS_MAX = {"kill the group": 150, "kill only the parent": 150, "SIGTERM": 150, "SIGSTOP": 3000}
 
 
-def run_case(up: Supervised, load: Load, unbroken: list[Answer], name: str) -> tuple[Outcome, dict[str, Any]]:
+def run_case(up: Supervised, load: Workload, unbroken: list[Answer], name: str) -> tuple[Outcome, dict[str, Any]]:
     """What the clients saw, compared with the `unbroken` answers to the same load, and what the engines said."""
     before = up.active().pid
     broken = uvloop.run(hit_in_the_middle(up, load, partial(HITS[name], up)))

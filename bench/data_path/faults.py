@@ -21,8 +21,8 @@ from holdfast.core.tasks import beside
 from holdfast.testing.answers import Answer
 from holdfast.testing.clients import Received, ask, chat_body, read_answer
 from holdfast.testing.deployment import Deployment
-from holdfast.testing.load import Load, Outcome, compare, hit_in_the_middle, run_streams
 from holdfast.testing.waiting import in_thread
+from holdfast.testing.workload import Outcome, Workload, compare, hit_in_the_middle, run_streams
 
 BUSY, SLOW_FACTOR = 16, 20.0  # processes that take all cores, and how much slower engines are
 
@@ -41,16 +41,16 @@ STALL_MS_MAX = {"kill": 150, "stop": 2000, "wedge": 2000, "reset": 150, "termina
 ORPHANS_S = 30.0  # they would run for forty
 
 
-def run_case(fault: str, load: Load | None = None) -> Outcome:
+def run_case(fault: str, load: Workload | None = None) -> Outcome:
     """Return one row of the matrix."""
-    load = load or Load()
+    load = load or Workload()
     with Deployment(workers=2) as deployment:
         unbroken = uvloop.run(run_streams(deployment.port, load))
         broken = uvloop.run(hit_in_the_middle(deployment, load, lambda: HITS[fault](deployment, "worker-0")))
         return compare(fault, unbroken, broken)
 
 
-def run_stop_and_continue(load: Load, continue_after_s: float) -> tuple[Outcome, list[str]]:
+def run_stop_and_continue(load: Workload, continue_after_s: float) -> tuple[Outcome, list[str]]:
     """Send SIGSTOP, and SIGCONT while the moved streams still run: no client may get what the worker then sends.
 
     Also tells the verdicts the frontend went through until it trusts the worker again."""
@@ -87,7 +87,7 @@ def run_calm(seconds: float, streams: int) -> dict[str, Any]:
         while time.monotonic() < until_s:
             seed += 1
             # 20 ms x 20 = 0.4 s a token: 40 tokens is 16 s and more on taken cores.
-            answers = uvloop.run(run_streams(deployment.port, Load(streams, 40, seed)))
+            answers = uvloop.run(run_streams(deployment.port, Workload(streams, 40, seed)))
             lost += sum(not answer.done for answer in answers)
         for spinner in spinners:
             spinner.join(30)
@@ -100,7 +100,7 @@ def run_calm(seconds: float, streams: int) -> dict[str, Any]:
 # -- no worker to take over at once
 
 
-def only_worker_returns(restart_after_s: float, load: Load) -> dict[str, Any]:
+def only_worker_returns(restart_after_s: float, load: Workload) -> dict[str, Any]:
     """One worker, killed in mid-stream; a new one comes up later; all streams finish, exact."""
 
     def hit(deployment: Deployment) -> None:
@@ -116,7 +116,7 @@ def only_worker_returns(restart_after_s: float, load: Load) -> dict[str, Any]:
     return outcome.as_dict() | {"restart_after_s": restart_after_s, "waiting_comments": waited}
 
 
-async def _open_and_new(deployment: Deployment, load: Load) -> tuple[list[Answer], Received, float]:
+async def _open_and_new(deployment: Deployment, load: Workload) -> tuple[list[Answer], Received, float]:
     """Open streams when the only worker dies for good, and a request that comes after."""
     broken = hit_in_the_middle(deployment, load, lambda: deployment.kill("worker-0"))
     async with beside(broken, "open streams") as answers:
@@ -128,7 +128,7 @@ async def _open_and_new(deployment: Deployment, load: Load) -> tuple[list[Answer
         return await answers, late, waited_s
 
 
-def no_worker_within_hold(hold_s: float, load: Load) -> dict[str, Any]:
+def no_worker_within_hold(hold_s: float, load: Workload) -> dict[str, Any]:
     """Start no second worker: new requests get 503 with Retry-After, open streams an error event and no [DONE]."""
     with Deployment(workers=1, frontend={"holds": {"hold_s": hold_s}}) as deployment:
         answers, late, waited_s = uvloop.run(_open_and_new(deployment, load))
@@ -196,7 +196,7 @@ def frontend_killed(streams: int = 32) -> dict[str, Any]:
     with Deployment(workers=2) as deployment:
 
         async def load() -> float:
-            async with beside(run_streams(deployment.port, Load(streams, 2000)), "orphans") as running:
+            async with beside(run_streams(deployment.port, Workload(streams, 2000)), "orphans") as running:
                 busy = lambda: _streams(deployment) == streams  # noqa: E731
                 await in_thread(deployment.wait_until, busy, "streams to be open")
                 await in_thread(deployment.kill, "frontend")

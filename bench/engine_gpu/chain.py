@@ -27,11 +27,11 @@ from holdfast.failover.journal import two_leaders
 from holdfast.spec.names import is_host
 from holdfast.testing.answers import Answer
 from holdfast.testing.clients import read_answer
-from holdfast.testing.load import Asking, failures
 from holdfast.testing.processes import kill_group
 from holdfast.testing.rig import EngineSeen
 from holdfast.testing.supervised import Supervised
 from holdfast.testing.waiting import in_thread, until
+from holdfast.testing.workload import Asking, failures
 from tests.rigs.gpu.smi import device_memory, gpu_uuid
 
 NAME = "bench"  # what the model is served as

@@ -22,8 +22,8 @@ from holdfast.memory.client.calls import VaultStatus, vault_status
 from holdfast.spec.names import is_host
 from holdfast.testing.answers import Answer, difference
 from holdfast.testing.clients import ask, read_answer
-from holdfast.testing.load import Asking
 from holdfast.testing.waiting import in_thread, until
+from holdfast.testing.workload import Asking
 from tests.rigs.fleet.fleet_rig import FleetRig
 from tests.rigs.gpu.smi import DeviceMemory, device_memory, gpu_uuid
 

@@ -24,8 +24,8 @@ from bench.health.rig import FaultRig, breakable
 from holdfast.testing.answers import Answer
 from holdfast.testing.clients import Received, read_answer
 from holdfast.testing.deployment import Deployment
-from holdfast.testing.load import Asking, Load
 from holdfast.testing.waiting import in_thread, until
+from holdfast.testing.workload import Asking, Workload
 
 START_S = 60.0  # for everybody's first check
 # A worker that fell several times must pass some canaries in a row; more than that is not coming back.
@@ -103,7 +103,7 @@ async def _run(bench: HealthBench, deployment: Deployment, windows: list[Window]
     async with breakable(deployment) as rig:
         tell(f"{bench.workers} workers; a canary every {bench.canary_interval_s:g} s instead of 30")
         await until(rig.is_whole, "every worker's first check", START_S, every_s=LOOK_EVERY_S)
-        asking = Asking(deployment.port, Load(bench.streams, bench.tokens, bench.seed))
+        asking = Asking(deployment.port, Workload(bench.streams, bench.tokens, bench.seed))
         expected = [read_answer(one) for one in await asking.once()]
         campaign = Campaign(rig, asking, expected, random.Random(bench.seed), tell)
         async with asking.all_the_time(time.monotonic()):  # what is asked after the last window is of none

@@ -16,8 +16,8 @@ from bench.health.run import LOOK_EVERY_S, START_S, HealthBench, Tell
 from bench.overload import STORIES, hammer, judge
 from holdfast.testing.clients import read_answer
 from holdfast.testing.deployment import Deployment
-from holdfast.testing.load import Asking, Load
 from holdfast.testing.waiting import in_thread, until
+from holdfast.testing.workload import Asking, Workload
 
 PLACES, QUEUE = 4, 4  # of each worker
 CLIENTS = 2  # for each place
@@ -35,7 +35,7 @@ async def _soak(bench: HealthBench, deployment: Deployment, seconds: float, tell
     places = bench.workers * (PLACES + QUEUE)
     async with breakable(deployment) as rig:
         await until(rig.is_whole, "every worker's first check", START_S, every_s=LOOK_EVERY_S)
-        load = Load(STORIES, bench.tokens, bench.seed)
+        load = Workload(STORIES, bench.tokens, bench.seed)
         expected = [read_answer(one) for one in await Asking(deployment.port, load).once()]
         tell(f"{CLIENTS * places} clients for {places} places, {seconds:g} s")
         first, over = len(rig.verdicts.history), asyncio.Event()

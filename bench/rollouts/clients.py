@@ -20,7 +20,7 @@ from itertools import pairwise
 from holdfast.core.tasks import Tasks
 from holdfast.testing.answers import Answer, difference
 from holdfast.testing.clients import Received, StreamClient, open_client, read_answer
-from holdfast.testing.load import Load
+from holdfast.testing.workload import Workload
 
 END_S = 120.0  # for answers under way when the clients are told to stop
 AFTER_FAILURE_S = 0.1
@@ -62,7 +62,7 @@ class Found:
 class Clients:
     """Half of them keep their connection, the others open one for each request."""
 
-    def __init__(self, port: int, load: Load, long_tokens: int) -> None:
+    def __init__(self, port: int, load: Workload, long_tokens: int) -> None:
         self.model = load.model  # asked for from now on
         self._port = port
         self._load = load

@@ -18,7 +18,7 @@ from holdfast.core.tasks import Tasks
 from holdfast.rollout.machine import Memory
 from holdfast.rollout.revision import Revision
 from holdfast.testing.answers import Answer, difference
-from holdfast.testing.load import Load
+from holdfast.testing.workload import Workload
 
 LOOK_S = 0.05
 
@@ -29,7 +29,7 @@ class Play:
     def __init__(self, site: Site, scenario: Scenario, seed: int = 1) -> None:
         self.site = site
         self.scenario = scenario
-        load = Load(scenario.streams, scenario.tokens, seed, scenario.before.model)
+        load = Workload(scenario.streams, scenario.tokens, seed, scenario.before.model)
         self.clients = Clients(site.port, load, scenario.long_tokens)
         self._known: dict[str, list[Answer]] = {}  # the right answers of each shape, by its manifest
         self.at = scenario.before

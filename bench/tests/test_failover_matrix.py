@@ -12,13 +12,13 @@ from bench import failover
 from bench.failover import engine_bench
 from bench.prove_failover import HITS, run_case
 from holdfast.testing.answers import Answer
-from holdfast.testing.load import Load, run_streams
 from holdfast.testing.supervised import Supervised
+from holdfast.testing.workload import Workload, run_streams
 from tests.rigs.engines.mixed_load import EngineLoad
 
 pytestmark = pytest.mark.alone
 
-LOAD = Load(streams=8, tokens=300)  # four seconds and more: enough for a hit in the middle of them
+LOAD = Workload(streams=8, tokens=300)  # four seconds and more: enough for a hit in the middle of them
 # What comes to the same for the rest: another end of the same engine, or of its memory before it.
 LATER = ("SIGTERM", "device error", "vault a second before")
 SEED = int(os.environ.get("HOLDFAST_TEST_SEED", "1"))

@@ -17,12 +17,12 @@ from bench.data_path.faults import (
     run_stop_and_continue,
     store_outage,
 )
-from holdfast.testing.load import Load, Outcome
+from holdfast.testing.workload import Outcome, Workload
 
 pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.timeout(300)]
 
 SEED = int(os.environ.get("HOLDFAST_TEST_SEED", "1")) % 1_000_000
-LOAD = Load(streams=16, tokens=250, seed=SEED)  # five seconds: enough for a hit in the middle of them
+LOAD = Workload(streams=16, tokens=250, seed=SEED)  # five seconds: enough for a hit in the middle of them
 
 
 def _must_have_survived(outcome: Outcome) -> None:
@@ -39,7 +39,7 @@ def test_one_worker_hit_mid_stream(fault: str) -> None:
 
 def test_stopped_worker_continues_mid_stream() -> None:
     """A worker stopped and continued while its streams run elsewhere repeats nothing and serves a probation."""
-    outcome, verdicts = run_stop_and_continue(Load(streams=16, tokens=300, seed=SEED), continue_after_s=3.0)
+    outcome, verdicts = run_stop_and_continue(Workload(streams=16, tokens=300, seed=SEED), continue_after_s=3.0)
     _must_have_survived(outcome)
     assert verdicts[-2:] == ["probation", "alive"], verdicts
 

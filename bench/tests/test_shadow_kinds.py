@@ -6,12 +6,12 @@ import pytest
 import uvloop
 
 from bench.prove_failover import run_case
-from holdfast.testing.load import Load, run_streams
 from holdfast.testing.supervised import Supervised
+from holdfast.testing.workload import Workload, run_streams
 
 pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.timeout(300)]
 
-LOAD = Load(streams=8, tokens=100)
+LOAD = Workload(streams=8, tokens=100)
 
 
 @pytest.mark.parametrize(

@@ -35,10 +35,10 @@ from bench.torment.faults import (
 )
 from bench.torment.load import ANSWER_S, Clients, Seen, learn, scripts
 from holdfast.failover.journal import two_leaders
-from holdfast.testing.load import spread
 from holdfast.testing.processes import processes_in, state_of
 from holdfast.testing.supervised import Supervised
 from holdfast.testing.waiting import wait_until
+from holdfast.testing.workload import spread
 from tests.rigs import small_disks
 
 # Redundancy needs a new engine: torch is imported and the model mapped, on two cores that are busy with all the rest.

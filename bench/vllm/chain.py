@@ -29,10 +29,10 @@ from holdfast.failover.journal import two_leaders
 from holdfast.kv.pool import within_a_block
 from holdfast.testing.answers import Answer, difference
 from holdfast.testing.clients import read_answer
-from holdfast.testing.load import Asking, failures, spread
 from holdfast.testing.processes import kill_group, state_of
 from holdfast.testing.supervised import Supervised
 from holdfast.testing.waiting import in_thread, wait_until
+from holdfast.testing.workload import Asking, failures, spread
 
 # vLLM's import takes 10 s of a core, and many times that beside other work.
 WHOLE_S = 600.0

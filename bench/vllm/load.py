@@ -29,7 +29,7 @@ FIRST_ID, IDS = 1000, 4000  # plain words
 
 @dataclass(frozen=True, slots=True)
 class VllmLoad:
-    """One request per client: `Requests` of `holdfast.testing.load`."""
+    """One request per client: `Requests` of `holdfast.testing.workload`."""
 
     model: str
     streams: int = 12

@@ -10,8 +10,8 @@ import uvloop
 
 from holdfast.health.standing import HealthStatus
 from holdfast.testing.deployment import Deployment
-from holdfast.testing.load import Asking, Load
 from holdfast.testing.waiting import in_thread, until
+from holdfast.testing.workload import Asking, Workload
 from tests.rigs.health.verdicts import Verdicts, watched
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
@@ -77,7 +77,7 @@ async def _spare(deployment: Deployment) -> None:
         written = rig.verdicts
         [spare] = await until(lambda: written.spares, "a spare", BOUND_S)
         await until(lambda: _weights(deployment).get(spare) == 0.0, "the frontend to know it", BOUND_S)
-        asking = Asking(deployment.port, Load(8, 40, seed=3))
+        asking = Asking(deployment.port, Workload(8, 40, seed=3))
         async with asking.all_the_time():
             await until(lambda: len(asking.received) >= 16, "answers", BOUND_S)
             facts = await in_thread(deployment.worker_facts, spare)

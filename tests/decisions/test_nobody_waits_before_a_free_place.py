@@ -20,7 +20,7 @@ from holdfast.spec.waits import HoldSettings
 from holdfast.wire.frames import encode
 from holdfast.wire.messages import Cancel, Generate, Pass, Step
 from holdfast.worker.sessions import Sessions
-from holdfast.worker.shares import KEEP_S
+from holdfast.worker.slot_queue import KEEP_S
 from tests.rigs.worlds.streams import Cluster, Worker
 
 PLACES = 3
@@ -177,4 +177,4 @@ def must_leave_nobody_waiting(seed: int, acts: tuple[str, ...]) -> None:
     for _ in range(100):
         world.act(rng.choice(acts), rng.randrange(2))
     world.settle()
-    assert world.waiting() == 0 or world.sessions.streams == PLACES, world.sessions._shares
+    assert world.waiting() == 0 or world.sessions.streams == PLACES, world.sessions._slot_queue

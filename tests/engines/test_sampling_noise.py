@@ -22,7 +22,7 @@ def keys(seeds: list[int], positions: list[int]) -> torch.Tensor:
 
 
 def gumbel(seeds: list[int], positions: list[int], vocabulary: int = VOCABULARY) -> torch.Tensor:
-    return noise.gumbel(keys(seeds, positions), noise.token_words(vocabulary))
+    return noise.gumbel(keys(seeds, positions), noise.token_hashes(vocabulary))
 
 
 def mix_32(value: int, multipliers: tuple[int, int]) -> int:
@@ -47,7 +47,7 @@ def reference(seed: int, position: int, token: int) -> float:
 @pytest.mark.parametrize("position", [0, 1, 131_071])
 def test_tensors_compute_what_whole_numbers_do(seed: int, position: int) -> None:
     """Wrapping and shifting signed words changes nothing: the generator is the one written down."""
-    got = noise.uniform(keys([seed], [position]), noise.token_words(300))[0].tolist()
+    got = noise.uniform(keys([seed], [position]), noise.token_hashes(300))[0].tolist()
     assert got == pytest.approx([reference(seed, position, token) for token in range(300)], rel=1e-6)
 
 
@@ -77,7 +77,7 @@ def test_it_is_gumbel() -> None:
 
 def test_the_ends_of_the_uniform_are_finite() -> None:
     """The largest value there is would round to 1, and the least makes the largest noise: a masked token never wins."""
-    rare = noise.uniform(keys([9], [6363]), noise.token_words(VOCABULARY))[0, 3040].item()
+    rare = noise.uniform(keys([9], [6363]), noise.token_hashes(VOCABULARY))[0, 3040].item()
     assert reference(9, 6363, 3040) > 1 - 2.0**-25
     assert rare == noise.UNIFORM_MAX < 1.0
     assert gumbel([9], [6363])[0, 3040].item() > -4
@@ -93,14 +93,14 @@ def correlation(left: torch.Tensor, right: torch.Tensor) -> float:
 
 def test_neighbours_are_independent() -> None:
     """Noise of neighbouring positions, seeds and ids has no correlation, straight or squared."""
-    base = noise.uniform(keys([3] * 64, list(range(64))), noise.token_words(VOCABULARY)) - 0.5
-    later = noise.uniform(keys([3] * 64, list(range(1, 65))), noise.token_words(VOCABULARY)) - 0.5
+    base = noise.uniform(keys([3] * 64, list(range(64))), noise.token_hashes(VOCABULARY)) - 0.5
+    later = noise.uniform(keys([3] * 64, list(range(1, 65))), noise.token_hashes(VOCABULARY)) - 0.5
     assert torch.equal(base[1:], later[:-1])
-    pairs = [(base, noise.uniform(keys([3] * 64, list(range(100, 164))), noise.token_words(VOCABULARY)) - 0.5)]
+    pairs = [(base, noise.uniform(keys([3] * 64, list(range(100, 164))), noise.token_hashes(VOCABULARY)) - 0.5)]
     for shift in (1, 2, 16, 32):
         pairs.append((base[shift:], base[:-shift]))
         pairs.append((base[:, shift:], base[:, :-shift]))
-    seeds = noise.uniform(keys(list(range(100, 164)), [3] * 64), noise.token_words(VOCABULARY)) - 0.5
+    seeds = noise.uniform(keys(list(range(100, 164)), [3] * 64), noise.token_hashes(VOCABULARY)) - 0.5
     pairs += [(seeds[1:], seeds[:-1]), (base, seeds)]
     for left, right in pairs:
         assert correlation(left, right) < 4.5
@@ -109,7 +109,7 @@ def test_neighbours_are_independent() -> None:
 
 def test_every_bit_depends_on_every_input() -> None:
     """One bit changed in seed or position changes about half of the noise's bits."""
-    words = noise.token_words(2000)
+    words = noise.token_hashes(2000)
 
     def bits(seed: int, position: int) -> torch.Tensor:
         return (noise.uniform(keys([seed], [position]), words)[0].double() * 2**20).long()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from holdfast.failover.lifecycle import (
     Announced,
+    Drained,
     Ended,
     EndpointProblem,
     Entered,
@@ -24,7 +25,6 @@ from holdfast.failover.lifecycle import (
     MemoryProblem,
     Misstep,
     MustLoad,
-    Rested,
     StandDown,
     State,
     WakeFailed,
@@ -46,7 +46,7 @@ EVENTS: dict[str, Event] = {
     "failed": WakeFailed("x"),
     "loads": MustLoad("x", 600.0),
     "down": StandDown("x"),
-    "rested": Rested(),
+    "drained": Drained(),
     "memory": MemoryProblem("x"),
     "endpoint": EndpointProblem("x"),
     "ended": Ended("x"),
@@ -149,7 +149,7 @@ lively: list[st.SearchStrategy[Event]] = [
     st.builds(LockWon, st.integers(1, 50), st.booleans()),
     st.builds(Announced, st.integers(1, 50)),
     st.builds(StandDown, reasons),
-    st.just(Rested()),
+    st.just(Drained()),
     st.builds(MustLoad, reasons, st.floats(0, 600)),
     st.builds(MemoryProblem, reasons),
     st.builds(EndpointProblem, reasons, st.booleans()),

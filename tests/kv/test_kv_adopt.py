@@ -117,7 +117,7 @@ def test_ranks_believe_what_all_of_them_have() -> None:
     assert len(set(map(len, sent))) == 1, "ranks' surveys are of one length, whatever they say"
     agreed = adopt.agree([adopt.unpacked(data) for data in sent])
     for rank, (world, found) in enumerate(zip(worlds, agreed, strict=True)):
-        adoption = adopt.settle(world.index, found, 11)
+        adoption = adopt.write_verdicts(world.index, found, 11)
         assert believed(adoption) == {KEYS[0]: 0}
         assert quarantined(adoption) == {3}
         assert [world.index.state(block) for block in (1, 2, 3)] == [FREE, FREE, FULL if rank else OPEN]
@@ -134,7 +134,7 @@ def test_one_rank_of_another_geometry_spoils_all() -> None:
         world.fill(0, KEYS[0])
     worlds[1].buffer[3] ^= 1
     for world, found in zip(worlds, adopt.agree([adopt.survey(world.index) for world in worlds]), strict=True):
-        adoption = adopt.settle(world.index, found, 11)
+        adoption = adopt.write_verdicts(world.index, found, 11)
         assert believed(adoption) == {}
         assert quarantined(adoption) == set(range(geometry().block_count))
         assert world.index.same_geometry()
@@ -150,7 +150,7 @@ def test_a_new_pool_beside_an_old_one() -> None:
     ours, theirs = adopt.agree([adopt.survey(world.index) for world in (new, old)])
     pool = Pool(new.index, 11, adoption=adopt.of_new(new.index, ours, 11))
     assert (pool.free_count, pool.cached_count, pool.quarantined_count) == (5, 0, 1)
-    assert believed(adopt.settle(old.index, theirs, 11)) == {}
+    assert believed(adopt.write_verdicts(old.index, theirs, 11)) == {}
     assert pool.gpu_fence_passed() == 1
     assert pool.free_count == 6
 

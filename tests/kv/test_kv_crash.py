@@ -168,13 +168,13 @@ def test_ranks_die_between_each_others_stores() -> None:
         left = stores
         try:
             for words, found, copy, shape in ranks(copies, shapes, left):
-                adopt.settle(Index(copy, shape, words=words), found, 11)
+                adopt.write_verdicts(Index(copy, shape, words=words), found, 11)
                 words.stores_left = None
         except Died:
             pass
         again = [adopt.survey(Index(copy, shape)) for copy, shape in zip(copies, shapes, strict=True)]
         adoptions = [
-            adopt.settle(Index(copy, shape), found, 12)
+            adopt.write_verdicts(Index(copy, shape), found, 12)
             for copy, shape, found in zip(copies, shapes, adopt.agree(again), strict=True)
         ]
         complete = all(survey.epoch == 11 for survey in again)

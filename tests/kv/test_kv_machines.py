@@ -185,7 +185,7 @@ class FollowerMachine(RuleBasedStateMachine):
         found = self.follower.survey()
         assert found == adopt.survey(self.index)
         copy = Index(bytearray(self.buffer), SHAPE)
-        adoption = adopt.settle(copy, found, 100, dict(self.follower._blocks))
+        adoption = adopt.write_verdicts(copy, found, 100, dict(self.follower._blocks))
         assert adoption.by_key == adopt.adopt(Index(bytearray(self.buffer), SHAPE), 100).by_key
 
 

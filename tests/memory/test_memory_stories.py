@@ -70,7 +70,7 @@ class Story:
             if not on_device(moving):  # what was in host memory is gone
                 committed = []
             self.weights[device], effects = weights.restore(committed, was.readers, was.last_generation)
-            self.pools[device], dropped = pool.restore(pooled.last_epoch, pooled.pages, pooled.owner, pooled.seats)
+            self.pools[device], dropped = pool.restore(pooled.last_epoch, pooled.pages, pooled.owner, pooled.mappers)
             self.tell(device, (*effects, *dropped))
 
     def engine_returns(self, name: str, words: list[str], values: dict[str, str]) -> None:

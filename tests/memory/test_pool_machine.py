@@ -181,14 +181,14 @@ class PoolModel(RuleBasedStateMachine):
     @precondition(lambda self: len(self.granted) > 1)
     @rule()
     def restart_the_vault(self) -> None:
-        """Waiters lose their connection; seats are in the records."""
+        """Waiters lose their connection; mappers are in the records."""
         self.waiting = {}
         pages = None if self.pool is None else machine.PoolPages(*self.pool)
-        seats = [
-            machine.PoolSeat(c.session, c.process, c.epoch, closed=not c.connected, over=c.process in self.over)
+        mappers = [
+            machine.Mapper(c.session, c.process, c.epoch, closed=not c.connected, over=c.process in self.over)
             for c in self.clients.values()
         ]
-        self.state, effects = machine.restore(max(self.granted, default=0), pages, self.owner, seats)
+        self.state, effects = machine.restore(max(self.granted, default=0), pages, self.owner, mappers)
         assert effects == ()
         if self.owner is not None:
             self.fences[self.granted[-1]] = ["cpu"]
@@ -280,7 +280,7 @@ class PoolModel(RuleBasedStateMachine):
     @invariant()
     def no_seat_outlives_its_use(self) -> None:
         used = [c for c in self.clients.values() if c.connected or (c.epoch is not None and c.process not in self.over)]
-        assert len(self.state.seats) == len(used)
+        assert len(self.state.mappers) == len(used)
 
     @invariant()
     def the_phase_is_what_was_told(self) -> None:
@@ -345,7 +345,7 @@ def test_everything_a_session_maps_with_counts_under_its_epoch() -> None:
 
 def test_seats_and_waiters_are_bounded() -> None:
     """One more than the bound is refused by name."""
-    state = after(*(machine.MapperJoined(session, None, session) for session in range(machine.SEATS_MAX)))
+    state = after(*(machine.MapperJoined(session, None, session) for session in range(machine.MAPPERS_MAX)))
     assert refusals(machine.step(state, machine.MapperJoined(5000, None, 5000), 0.0)[1]) == [
         machine.PoolRefusal.TOO_MANY
     ]
@@ -391,15 +391,15 @@ def test_a_restored_pool_without_an_owner_must_be_complete() -> None:
     assert (state.phase, state.last_epoch) == ("ABSENT", 100)
 
 
-OWNED = machine.PoolSeat(1, 7, 100)
+OWNED = machine.Mapper(1, 7, 100)
 
 
 @pytest.mark.parametrize(
     ("state", "heard"),
     [
         (machine.PoolState(), []),
-        (machine.PoolState(100, machine.PoolPages("g1"), 1, seats=(OWNED,)), [("granted", 100)]),
-        (machine.PoolState(100, machine.PoolPages("g1", 90), 1, seats=(OWNED,)), [("granted", 100), ("made", 90)]),
+        (machine.PoolState(100, machine.PoolPages("g1"), 1, mappers=(OWNED,)), [("granted", 100)]),
+        (machine.PoolState(100, machine.PoolPages("g1", 90), 1, mappers=(OWNED,)), [("granted", 100), ("made", 90)]),
         (machine.PoolState(100, machine.PoolPages("g1", 90)), [("made", 90), ("owner_gone", 100)]),
         (machine.PoolState(100), [("owner_gone", 100), ("dropped", 100)]),
     ],

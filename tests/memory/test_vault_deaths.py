@@ -24,7 +24,7 @@ pytestmark = pytest.mark.processes
 
 
 async def test_killed_vault_is_restarted_and_clients_reattach_without_unmapping(rig: Rig) -> None:
-    """Bytes are readable throughout, at the same addresses; readers keep their seats; everyone is told of the loss."""
+    """Bytes are readable throughout, at the same addresses; readers keep their locks; everyone is told of the loss."""
     told: list[str] = []
     async with rig.client(0, on_lost=told.append) as writer, rig.client(1, on_lost=told.append) as reader:
         await write(writer)
@@ -98,7 +98,7 @@ async def test_half_done_writer_of_a_killed_vault_is_told_aborted(rig: Rig) -> N
 
 
 async def test_killed_keeper_is_replaced_and_the_next_one_has_everything(rig: Rig) -> None:
-    """Then the vault dies: weights, layout and seats come from the new keeper."""
+    """Then the vault dies: weights, layout and readers come from the new keeper."""
     async with rig.client(0) as writer, rig.client(1) as reader:
         await write(writer)
         await reader.acquire("ro", SOON_MS)

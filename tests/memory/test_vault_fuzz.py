@@ -22,7 +22,7 @@ import pytest
 
 from holdfast.memory import protocol
 from holdfast.memory.fdsocket import close_all
-from holdfast.memory.layout import Layout, TensorPlace
+from holdfast.memory.layout import Layout, TensorLocation
 from holdfast.testing.processes import fd_count
 from tests.rigs.memory.vaults import MIB, SOON_MS, Rig, digest, expected, facts, until, write
 
@@ -141,7 +141,7 @@ class Fuzzer:
         number = rng.choice([0, 1, 5, 10, 2**31, 2**63, -1, rng.randrange(2**64)])
         sizes = [rng.choice([0, -1, MIB, 2 * MIB, 2**62]) for _ in range(rng.choice([0, 1, 1, 2, 5]))]
         text = rng.choice(["", "g", "0" * 32, "x" * 300, "é\0"])
-        place = TensorPlace(text, rng.randrange(-1, 3), number, (number, 1), (1,), "u8", number)
+        place = TensorLocation(text, rng.randrange(-1, 3), number, (number, 1), (1,), "u8", number)
         layout = Layout(text, tuple(sizes), (place,) * rng.randrange(3))
         yes = rng.random() < 0.5
         return rng.choice(

@@ -74,7 +74,7 @@ def apart() -> Iterator[Apart]:
 
 
 async def test_owner_in_a_sibling_namespace_keeps_the_fence_closed_while_it_lives(apart: Apart) -> None:
-    """Its connection ends and it runs on: it keeps its seat, comes back to its pool, and only its death lets another
+    """Its connection ends and it runs on: it stays a mapper, comes back to its pool, and only its death lets another
     one in."""
     async with apart.engine(0) as owner, apart.engine(1) as second:
         await owner.owns_the_pool()

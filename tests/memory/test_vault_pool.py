@@ -166,7 +166,7 @@ async def test_owner_that_lost_its_connection_and_lives_keeps_the_fence_closed(r
 
 
 async def test_vault_out_of_descriptors_does_not_pass_a_living_owners_fence(rig: Rig) -> None:
-    """What the owner sends is cut off on the way; it keeps its seat until the vault can have it back."""
+    """What the owner sends is cut off on the way; it stays a mapper until the vault can have it back."""
     async with rig.engine(0) as owner, rig.engine(1) as second:
         await owner.owns_the_pool()
         await second.do("open")
@@ -184,7 +184,7 @@ async def test_vault_out_of_descriptors_does_not_pass_a_living_owners_fence(rig:
 
 
 async def test_cut_off_owner_is_expected_back_by_the_next_vault_too(rig: Rig) -> None:
-    """Its seat is in the keeper's records: a vault killed while the owner is cut off does not let another one in."""
+    """It is in the keeper's records: a vault killed while the owner is cut off does not let another one in."""
     async with rig.engine(0) as owner, rig.engine(1) as second:
         await owner.owns_the_pool()
         await second.do("open")

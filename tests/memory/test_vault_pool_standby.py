@@ -193,7 +193,7 @@ async def test_pool_that_was_made_anew_is_not_taken_for_the_one_that_was_mapped(
 
 
 async def test_owner_that_died_while_the_vault_was_away_is_heard_of_on_coming_back(rig: Rig) -> None:
-    """Vault and owner in one breath: the new vault knows the standby's seat, and it may ask while there is no vault."""
+    """Vault and owner in one breath: the new vault knows the standby, and it may ask while there is no vault."""
     async with rig.engine(0) as owner, rig.client(1) as client:
         await owner.owns_the_pool()
         standby = Standby(client)
@@ -232,7 +232,7 @@ async def test_vault_killed_before_the_engine_changes_nothing_for_the_failover(r
 
 
 async def test_seat_taken_before_there_was_any_pool_outlives_the_vault(rig: Rig) -> None:
-    """The keeper has no word of a pool, but of the seat: the standby is granted one without registering again."""
+    """The keeper has no record of a pool, but of the mapper: the standby is granted one without registering again."""
     async with rig.client(0) as client:
         standby = Standby(client)
         assert await standby.pool.stand_by() is None

@@ -158,13 +158,13 @@ class WeightsModel(RuleBasedStateMachine):
     @precondition(lambda self: len(self.numbers) > 1 and not self.away)
     @rule()
     def restart_the_vault(self) -> None:
-        """Only what is recorded survives: generations, seats, and that the newest had to go. Waiters and writer lost
+        """Only what is recorded survives: generations, readers, and that the newest had to go. Waiters and writer lost
         their connection."""
         self.waiting, self.writer = {}, None
         records = [machine.Generation(number, layout_hash) for number, layout_hash in self.kept.items()]
-        seats = [machine.GenerationHolder(session, number) for session, number in self.readers.items()]
+        readers = [machine.GenerationHolder(session, number) for session, number in self.readers.items()]
         self.state, effects = machine.restore(
-            records, seats, self.state.last_generation, self.state.refill_from_s, self.gone
+            records, readers, self.state.last_generation, self.state.refill_from_s, self.gone
         )
         assert effects == ()
 

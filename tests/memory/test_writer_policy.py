@@ -30,7 +30,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class World:
-    """Everything two engines share. Sessions are numbered by engine and life, so that nobody inherits a seat."""
+    """Everything two engines share. Sessions are numbered by engine and life, so that nobody inherits a lock."""
 
     devices: tuple[weights.WeightsState, ...]
     engines: tuple[Engine, ...]
@@ -57,7 +57,7 @@ class World:
         return self.devices[device].generation_of(self.session(who)) is not None
 
     def idle(self, who: int, device: int) -> bool:
-        return not self.devices[device].place_of(self.session(who))
+        return not self.devices[device].lock_role_of(self.session(who))
 
     def done(self, who: int) -> bool:
         return all(self.reads(who, device) for device in range(len(DEVICES)))

@@ -18,17 +18,17 @@ import uvloop
 from holdfast.failover.journal import Term, two_leaders
 from holdfast.supervise.incidents import read_incidents
 from holdfast.testing.answers import Answer
-from holdfast.testing.load import Load, compare, hit_in_the_middle, run_streams
 from holdfast.testing.processes import children_of, kill_group
 from holdfast.testing.rig import EngineSeen
 from holdfast.testing.supervised import Supervised
 from holdfast.testing.waiting import in_thread
+from holdfast.testing.workload import Workload, compare, hit_in_the_middle, run_streams
 from tests.rigs.failover_worker import ask
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes, pytest.mark.timeout(300)]
 
 WAKE_S = 2.0
-LOAD = Load(streams=4, tokens=200)
+LOAD = Workload(streams=4, tokens=200)
 
 
 @pytest.fixture(scope="module")

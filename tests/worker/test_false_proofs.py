@@ -10,14 +10,14 @@ import pytest
 import uvloop
 
 from holdfast.failover.journal import two_leaders
-from holdfast.testing.load import Load, hit_in_the_middle, run_streams
 from holdfast.testing.processes import kill_group
 from holdfast.testing.rig import EngineSeen
 from holdfast.testing.supervised import Supervised
+from holdfast.testing.workload import Workload, hit_in_the_middle, run_streams
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes, pytest.mark.timeout(300)]
 
-LOAD = Load(streams=8, tokens=150)
+LOAD = Workload(streams=8, tokens=150)
 HOLD_S = 6.0  # where a stream is given up, the test need not wait for long
 
 

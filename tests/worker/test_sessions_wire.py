@@ -42,7 +42,7 @@ from holdfast.wire.messages import (
     decode_to_frontend,
 )
 from holdfast.wire.net import SocketNetwork
-from holdfast.worker import shares
+from holdfast.worker import slot_queue
 from holdfast.worker.sessions import SESSIONS_MAX, Sessions
 
 WELCOME = Welcome(VERSION, 1, "ns", "sum", 4, 4, True, ProcessIdentity("", "", 1, 1, 1))
@@ -313,7 +313,7 @@ async def test_who_gave_up_what_was_refused_by_a_bound_hears_of_any_place(rig: R
 
 async def test_a_frontend_that_was_frozen_hears_of_room_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """It answers an offer when that is given up: it has its place all the same if there is one, and stays in line."""
-    monkeypatch.setattr(shares, "KEEP_S", 0.0)
+    monkeypatch.setattr(slot_queue, "KEEP_S", 0.0)
     rig.engine.limits = Limits(1, 0, 1000)
     one = await rig.connect()
     one.send(generate(1), generate(2))
@@ -324,7 +324,7 @@ async def test_a_frontend_that_was_frozen_hears_of_room_again(rig: Rig, monkeypa
         rig.sessions.outputs([Output(finished, [5], "stop")])
         assert isinstance(await one.next(), Step)
         assert await one.next() == Room(1)
-        await until(lambda: rig.sessions._shares.kept == 0, "the offer to be given up")
+        await until(lambda: rig.sessions._slot_queue.kept == 0, "the offer to be given up")
         one.send(generate(number))
         await rig.until_streams(1)
 

@@ -25,6 +25,7 @@ from holdfast.core.errors import UserError
 from holdfast.core.procfs import peer_uid
 from holdfast.failover.lifecycle import (
     Announced,
+    Drained,
     Ended,
     EndpointProblem,
     Event,
@@ -33,7 +34,6 @@ from holdfast.failover.lifecycle import (
     LockWon,
     MemoryProblem,
     Misstep,
-    Rested,
     StandDown,
     step,
 )
@@ -168,7 +168,7 @@ async def test_probes_follow_the_life_of_a_failover_worker(rig: Rig) -> None:
         [EndpointProblem("not admitted")],
         [EndpointProblem("the canary failed", fatal=True)],
         [StandDown("asked to sleep")],
-        [MemoryProblem(""), Rested()],
+        [MemoryProblem(""), Drained()],
         [Ended("over")],
     ):
         rig.happen(*events)

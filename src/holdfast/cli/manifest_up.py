@@ -22,7 +22,7 @@ from holdfast.cli.screen import Screen, chat_command, open_warning, show_up
 from holdfast.cli.status import look_around
 from holdfast.cli.up import already, choose_and_tell
 from holdfast.core.address import TcpAddress, parse_address
-from holdfast.core.errors import UserError, settled
+from holdfast.core.errors import UserError, refuse_user_errors
 from holdfast.discovery.keys import STEWARDS
 from holdfast.roles.devices import choose, sizes_of
 from holdfast.roles.model_names import named
@@ -47,7 +47,7 @@ def run_manifest(written: Written, site: Site, device: str, *, detach: bool, tie
     """Run a manifest's deployment and return the exit status. Invalid settings raise UserError before anything
     starts."""
     state_dir, name = Path(site.state_dir), written.manifest.name
-    with settled():
+    with refuse_user_errors():
         check_machine()
         check_store(site.store)
         check_state_dir(state_dir)
@@ -57,7 +57,7 @@ def run_manifest(written: Written, site: Site, device: str, *, detach: bool, tie
     try:
         sign(lock, Holder(os.getpid(), deployment=name, store=site.machine.store_url))
         site = _with_secrets(written, site)
-        with settled():
+        with refuse_user_errors():
             launches, site = _on_devices(written, site, device)
         screen = Screen()
         site = _at_its_ports(name, site, launches, screen)

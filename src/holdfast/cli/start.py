@@ -23,7 +23,7 @@ from holdfast.cli.arguments import CommandOptions, Filename
 from holdfast.cli.checks import own
 from holdfast.cli.terminal import Terminal
 from holdfast.core.address import TcpAddress, parse_address
-from holdfast.core.errors import Refused, UserError, settled
+from holdfast.core.errors import Refused, UserError, refuse_user_errors
 from holdfast.settings import Environment, handed_on
 from holdfast.spec.arguments import WORDS, Options, kind_of, meant, takes_many
 from holdfast.spec.commands import control_by, frontend_by, own_store, worker_by
@@ -104,7 +104,7 @@ class UpCommand(CommandOptions, frozen=True):
         from holdfast.roles.small_files import canary_text, template_path
 
         worker = self.spec.worker
-        with settled():
+        with refuse_user_errors():
             template, canaries = template_path(worker.chat_template), canary_text(worker.canary_prompts)
             source, model = named(worker.engine, worker.source, worker.model)
             worker = replace(worker, source=source, model=model, chat_template=template, canary_prompts=canaries)
@@ -119,7 +119,7 @@ class UpCommand(CommandOptions, frozen=True):
         from holdfast.roles.devices import choose
 
         spec, models = self._fleet(env)
-        with settled():
+        with refuse_user_errors():
             gpus = choose("torch", self.device, ALL).gpus
         spec, tied = replace(spec, gpus=gpus), not self.untied
         return run_node(env.state_dir, spec, self.detach, tied, models, secrets_dir=env.secrets_dir)
@@ -256,7 +256,7 @@ def own_name(state_dir: Path, role: str, name: str) -> str:
     is missing."""
     from holdfast.roles.names import claim_name
 
-    with settled():
+    with refuse_user_errors():
         check_state_dir(state_dir)
         own(state_dir)
     return claim_name(state_dir, role, name)
@@ -266,7 +266,7 @@ def run_foreground(launch: Launch) -> int:
     from holdfast.cli.checks import check_machine, check_store
     from holdfast.roles.run import run
 
-    with settled():
+    with refuse_user_errors():
         check_machine()
         check_store(getattr(launch, "store", ""))
     return run(launch)

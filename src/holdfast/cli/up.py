@@ -20,7 +20,7 @@ from holdfast.cli.screen import Screen, chat_command, open_warning, show_up, wor
 from holdfast.cli.status import look_at_all
 from holdfast.control.redis_stream import check_redis
 from holdfast.core.address import TcpAddress
-from holdfast.core.errors import HoldfastError, UserError, settled
+from holdfast.core.errors import HoldfastError, UserError, refuse_user_errors
 from holdfast.engines.torch.files.hub import fetch_from_hub, is_hub_id
 from holdfast.memory.devices.host_room import free_host_bytes
 from holdfast.roles.devices import choose, exact_note, sizes_of
@@ -52,7 +52,7 @@ def run_up(
     """Run a deployment and return the exit status. Invalid settings raise UserError before anything starts. `tied`: in
     the foreground no process outlives this one. `node`: this machine as a node of a fleet; `more`: processes besides
     those of `spec`; `models`: deployed once it is up."""
-    with settled():
+    with refuse_user_errors():
         check_machine()
         check_store(spec.store)
         spec.check(state_dir)  # all options are checked before anything changes
@@ -68,7 +68,7 @@ def run_up(
         spec = structs.replace(spec, port=settle_port(spec.host, spec.port, state_dir))
         # Memory of our own running processes, which may be adopted, counts as free.
         ours = any(record.alive for record in read_records(state_dir))
-        with settled():
+        with refuse_user_errors():
             spec = prepare(spec, None if ours else free_host_bytes())  # may take minutes, so after all quick checks
         start = Start.of(state_dir, LocalProcesses(log_dir(state_dir)), [*plan(state_dir, spec), *more])
         planned = Planned(start, spec.wait_s, node)

@@ -63,21 +63,21 @@ class Refused(UserError):
     """An error that a retry cannot fix: the process exits with `REFUSED`, and its supervisor does not restart it."""
 
 
-class Untold(UserError):
+class UndecidedError(UserError):
     """The failure of a command whose exit status 1 is a normal answer: it exits with status 2."""
 
 
-class Passing(UserError):
+class TransientError(UserError):
     """A transient error: something is missing now, such as a network or a server, and a retry may succeed."""
 
 
 @contextlib.contextmanager
-def settled() -> Iterator[None]:
-    """Turn a UserError or ValueError in the body into `Refused`, except `Passing`. For code that depends on settings
-    only: its errors cannot be fixed by a retry."""
+def refuse_user_errors() -> Iterator[None]:
+    """Turn a UserError or ValueError in the body into `Refused`, except `TransientError`. For code that depends on
+    settings only: its errors cannot be fixed by a retry."""
     try:
         yield
-    except (Passing, Refused):
+    except (TransientError, Refused):
         raise
     except (UserError, ValueError) as error:
         raise Refused(str(error)) from error
@@ -88,6 +88,6 @@ REFUSED = 78  # the exit status after `Refused`; sysexits.h calls it EX_CONFIG
 
 def exit_status(error: UserError | None) -> int:
     """Return the exit status of a process that ended with this error."""
-    if isinstance(error, Untold):
+    if isinstance(error, UndecidedError):
         return 2
     return 0 if error is None else REFUSED if isinstance(error, Refused) else 1

@@ -118,9 +118,9 @@ def is_frozen(pid: int) -> bool:
 def _cgroup2_mount() -> str | None:
     """Return the mount point of cgroup v2, which does not change while we run; None if there is none."""
     for line in (read_text("/proc/self/mountinfo") or "").splitlines():
-        place, _, kind = line.partition(" - ")
+        mount, _, kind = line.partition(" - ")
         if kind.startswith("cgroup2 "):
-            return place.split()[4]
+            return mount.split()[4]
     return None
 
 
@@ -139,9 +139,9 @@ def read_main_thread(pid: int) -> ThreadTimes | None:
     return _thread_times(f"/proc/{pid}")
 
 
-def _thread_times(place: str) -> ThreadTimes | None:
-    fields = _stat_fields(f"{place}/stat")
-    times = (read_text(f"{place}/schedstat") or "").split()
+def _thread_times(folder: str) -> ThreadTimes | None:
+    fields = _stat_fields(f"{folder}/stat")
+    times = (read_text(f"{folder}/schedstat") or "").split()
     if fields is None or len(times) < 2:
         return None
     return ThreadTimes(state=fields[0], cpu_ns=int(times[0]), run_delay_ns=int(times[1]))

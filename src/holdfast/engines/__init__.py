@@ -41,7 +41,7 @@ __all__ = [
     "Woken",
 ]
 
-_PLACES = {
+_MODULES = {
     "engines.contract": ("Capabilities", "Engine", "EngineEvents", "Limits", "Progress", "FailoverEngine", "Woken"),
     "engines.paged.sequences": ("StepPlan",),
     "engines.paged.scheduler": ("SchedulerSettings",),
@@ -55,7 +55,7 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    for place, names in _PLACES.items():
+    for module, names in _MODULES.items():
         if name in names:
-            return getattr(import_module(f"holdfast.{place}"), name)
+            return getattr(import_module(f"holdfast.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

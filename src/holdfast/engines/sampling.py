@@ -66,7 +66,7 @@ def seed_key(seed: int) -> int:
     return signed(mixed ^ mixed >> 31)
 
 
-def token_words(vocabulary: int, device: torch.device | str = "cpu") -> torch.Tensor:
+def token_hashes(vocabulary: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """Return a mixed 32-bit word per token id: computed once, so that a step spends no round on telling ids apart."""
     ids = torch.arange(vocabulary, dtype=torch.int32, device=device)
     return _mix_32_(ids.mul_(signed(GOLDEN >> 32, 32)).add_(signed(GOLDEN, 32)), MIX_32)

@@ -25,7 +25,7 @@ from collections.abc import AsyncIterator
 from holdfast.core.backoff import Backoff
 from holdfast.core.ports import World
 from holdfast.core.tasks import Tasks, done_within, first
-from holdfast.failover.lock import LockHolder, in_a_word, read_holder, signature
+from holdfast.failover.lock import LockHolder, read_holder, signature, state_text
 from holdfast.failover.lost_event import LostEvent
 from holdfast.spec.names import parse_endpoints
 from holdfast.store.contract import StoreUnavailable
@@ -74,7 +74,7 @@ class EtcdLock:
         self._waiting = False
 
     def __repr__(self) -> str:
-        return f"lock {self.url}/{self.key}: {in_a_word(self._lost, self._waiting)} by {self.engine}"
+        return f"lock {self.url}/{self.key}: {state_text(self._lost, self._waiting)} by {self.engine}"
 
     async def acquire(self) -> asyncio.Event:
         if self._lost is not None and not self._lost.is_set():

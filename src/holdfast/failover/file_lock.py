@@ -27,7 +27,7 @@ from holdfast.core.flock import is_at_path, open_lock_file, read_signature, sign
 from holdfast.core.ports import Clock
 from holdfast.core.procfs import read_text
 from holdfast.core.tasks import done_within
-from holdfast.failover.lock import LockHolder, in_a_word, read_holder, signature
+from holdfast.failover.lock import LockHolder, read_holder, signature, state_text
 
 # On a network filesystem a flock may be local to each client, outlive its holder, or be lost when a server restarts. An
 # unknown filesystem reads as "" and counts as local.
@@ -110,7 +110,7 @@ class FileLock:
         self._check: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"lock {self.path}: {in_a_word(self._lost, self._waiting)} by {self.engine}"
+        return f"lock {self.path}: {state_text(self._lost, self._waiting)} by {self.engine}"
 
     async def acquire(self) -> asyncio.Event:
         if self._lost is not None and not self._lost.is_set():
@@ -121,7 +121,7 @@ class FileLock:
         self._waiting = True
         try:
             while (lost := self._try()) is None:
-                await self._rest()
+                await self._wait_for_retry()
             return lost
         finally:
             self._waiting = False
@@ -172,7 +172,7 @@ class FileLock:
             self._close()
         return None
 
-    async def _rest(self) -> None:
+    async def _wait_for_retry(self) -> None:
         self._nudged.clear()
         nudged = asyncio.get_running_loop().time() < self._nudged_until_s
         await done_within(self._nudged.wait(), NUDGED_POLL_S if nudged else POLL_S)

@@ -38,7 +38,7 @@ class Cause(StrEnum):
     ANNOUNCED = "announced"
     WAKE_FAILED = "wake failed"
     STAND_DOWN = "stand down"
-    RESTED = "rested"
+    DRAINED = "drained"
     MUST_LOAD = "must load"  # a wake that must load or verify weights
     NOTED = "a problem came or went"
     ENDED = "ended"
@@ -59,7 +59,7 @@ TABLE: dict[State, dict[Cause, State]] = {
     },
     S.ACTIVE: {C.STAND_DOWN: S.DRAINING, C.NOTED: S.ACTIVE, C.ENDED: S.DEAD},
     # A draining engine may get a second StandDown (a lost lock, then SIGTERM), and a dead one a second Ended.
-    S.DRAINING: {C.STAND_DOWN: S.DRAINING, C.RESTED: S.STANDBY, C.NOTED: S.DRAINING, C.ENDED: S.DEAD},
+    S.DRAINING: {C.STAND_DOWN: S.DRAINING, C.DRAINED: S.STANDBY, C.NOTED: S.DRAINING, C.ENDED: S.DEAD},
     S.DEAD: {C.ENDED: S.DEAD},
 }
 
@@ -147,7 +147,7 @@ class StandDown:
 
 
 @dataclass(frozen=True, slots=True)
-class Rested:
+class Drained:
     """The engine has drained and stands by again."""
 
 
@@ -173,7 +173,7 @@ class Ended:
 
 
 Event = (
-    Loaded | LockWon | Announced | WakeFailed | MustLoad | StandDown | Rested | MemoryProblem | EndpointProblem | Ended
+    Loaded | LockWon | Announced | WakeFailed | MustLoad | StandDown | Drained | MemoryProblem | EndpointProblem | Ended
 )
 
 
@@ -264,8 +264,8 @@ def _meaning(life: Lifecycle, event: Event) -> tuple[Cause, str]:
             return Cause.MUST_LOAD, ""
         case StandDown():
             return Cause.STAND_DOWN, event.reason
-        case Rested():
-            return Cause.RESTED, "rested"
+        case Drained():
+            return Cause.DRAINED, "drained"
         case MemoryProblem() | EndpointProblem():
             return Cause.NOTED, ""
         case Ended():

@@ -48,7 +48,7 @@ def read_holder(text: bytes) -> LockHolder:
         return UNSIGNED
 
 
-def in_a_word(lost: asyncio.Event | None, waiting: bool) -> str:
+def state_text(lost: asyncio.Event | None, waiting: bool) -> str:
     """Return a lock's state in a word or two; `lost` is the event of its last grant."""
     if lost is not None and not lost.is_set():
         return "held"

@@ -111,7 +111,7 @@ class Adoption:
 
 def adopt(index: Index, epoch: int) -> Adoption:
     """Take over the pool of an engine with one rank."""
-    return settle(index, survey(index), epoch)
+    return write_verdicts(index, survey(index), epoch)
 
 
 def survey(index: Index) -> Survey:
@@ -173,7 +173,7 @@ def unpacked(data: bytes) -> Survey:
     return Survey(head.reason, head.epoch, head.adoptions, verdicts, keys)
 
 
-def settle(index: Index, found: Survey, epoch: int, by_key: dict[bytes, int] | None = None) -> Adoption:
+def write_verdicts(index: Index, found: Survey, epoch: int, by_key: dict[bytes, int] | None = None) -> Adoption:
     """Write the verdicts to the index; the last store makes `epoch` its owner. A caller that followed the index passes
     its key → block map as `by_key`, which saves building one."""
     owner = index.owner
@@ -349,7 +349,7 @@ class Follower:
         """Take over the pool through `index`, which must be writable. `agreed` is this rank's survey after
         `adopt.agree`. The follower hands over its map and must not be used afterwards."""
         found = self.survey() if agreed is None else agreed
-        return settle(index, found, epoch, self._blocks)
+        return write_verdicts(index, found, epoch, self._blocks)
 
     def _apply(self, changed: np.ndarray[tuple[int], np.dtype[np.intp]], rows: Table) -> None:
         """Judge the changed rows and store them. `rows` is a copy, so the owner cannot change it in between."""

@@ -35,7 +35,7 @@ __all__ = [
     "socket_path",
 ]
 
-_PLACES = {
+_MODULES = {
     "memory.client.calls": ("MemoryLost", "StaleMemoryLayoutError", "VaultRefused"),
     "memory.client.pool": ("PoolClient",),
     "memory.client.weights": ("MemoryClient",),
@@ -49,7 +49,7 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    for place, names in _PLACES.items():
+    for module, names in _MODULES.items():
         if name in names:
-            return getattr(import_module(f"holdfast.{place}"), name)
+            return getattr(import_module(f"holdfast.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

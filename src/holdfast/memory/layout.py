@@ -26,7 +26,7 @@ ALIGNMENT = 512
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
-class TensorPlace(msgspec.Struct, frozen=True, array_like=True):
+class TensorLocation(msgspec.Struct, frozen=True, array_like=True):
     """A tensor inside a slab; shape and stride in elements."""
 
     name: str
@@ -43,7 +43,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
 
     identity: str
     slab_sizes: tuple[int, ...]
-    tensors: tuple[TensorPlace, ...]
+    tensors: tuple[TensorLocation, ...]
     meta: dict[str, str] = {}
     # When it was written, in unix milliseconds: grows with every new load, also across restarts of vault and keeper.
     load: int = 0
@@ -72,7 +72,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
             seen.add(tensor.name)
         return None
 
-    def _misplaced(self, tensor: TensorPlace) -> str | None:
+    def _misplaced(self, tensor: TensorLocation) -> str | None:
         if not tensor.name or len(tensor.name.encode()) > NAME_BYTES_MAX:
             return f"its name must have 1 to {NAME_BYTES_MAX} bytes"
         if len(tensor.shape) > DIMENSIONS_MAX or len(tensor.shape) != len(tensor.stride):
@@ -104,7 +104,7 @@ def plan(
     specs: list[TensorSpec], slab_bytes: int, granularity: int, identity: str, meta: dict[str, str] | None = None
 ) -> Layout:
     """Place tensors in slabs, in order. A tensor larger than a slab gets its own; the last slab is cut to fit."""
-    places: list[TensorPlace] = []
+    locations: list[TensorLocation] = []
     sizes: list[int] = []
     extents: dict[str, int] = {}  # bytes of each shared piece
     for spec in specs:
@@ -128,10 +128,10 @@ def plan(
         else:
             at = starts[spec.shared]
         slab, offset = at[0], at[1] + spec.shared_at
-        places.append(TensorPlace(spec.name, slab, offset, spec.shape, spec.stride, spec.dtype, spec.size_bytes))
+        locations.append(TensorLocation(spec.name, slab, offset, spec.shape, spec.stride, spec.dtype, spec.size_bytes))
     if sizes:
         sizes[-1] = _up(max(used, 1), granularity)
-    return Layout(identity, tuple(sizes), tuple(places), meta or {})
+    return Layout(identity, tuple(sizes), tuple(locations), meta or {})
 
 
 def _up(value: int, step: int) -> int:

@@ -107,14 +107,14 @@ class GetStatus(Call, frozen=True, tag=13):
 
 
 class Donate(Call, frozen=True, tag=14):
-    """After vault and keeper both died, an engine gives back the layout and descriptors of the weights it maps."""
+    """After vault and keeper both died, an engine donates the layout and descriptors of the weights it maps."""
 
     layout: Layout
     last: bool
 
 
 class DonatePool(Call, frozen=True, tag=15):
-    """After vault and keeper both died, the pool's owner gives index and pages back, in order, and stays the owner."""
+    """After vault and keeper both died, the pool's owner donates index and pages, in order, and stays the owner."""
 
     epoch: int
     geometry: str
@@ -238,7 +238,7 @@ class Deposed(Message, frozen=True, tag=122):
 
 
 class PoolNews(Message, frozen=True, tag=123):
-    """Tells every client with a seat of a change of the pool. A hint, sent before the keeper knows: ask before
+    """Tells every mapper of a change of the pool. A hint, sent before the keeper knows: ask before
     acting."""
 
     kind: str

@@ -148,12 +148,12 @@ def examine_vllm(
     """The model, looked at but not read, what its engines take of memory, and vLLM's options as far as they can be told
     without it; UserError says what cannot be. `free_bytes`: as in `Asked`; `where`: as `plan_vllm` takes it."""
     from holdfast.engines.vllm.files import SOURCES, check_shares, look_at_files
-    from holdfast.engines.vllm.reserved_options import check_words
+    from holdfast.engines.vllm.reserved_options import check_arguments
     from holdfast.roles.model_names import is_made
 
     if not has_vllm():
         raise UserError(NO_VLLM)
-    check_words(launch.vllm.options, direct=launch.failover.direct)
+    check_arguments(launch.vllm.options, direct=launch.failover.direct)
     if is_made(launch.source):
         what = "needs --model" if launch.source == "default" else f"cannot serve --model {launch.source}"
         raise UserError(f"--engine vllm {what}: it takes {SOURCES}")

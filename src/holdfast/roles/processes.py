@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from holdfast.core.address import parse_address
-from holdfast.core.errors import UserError, settled
+from holdfast.core.errors import UserError, refuse_user_errors
 from holdfast.core.ports import Network
 from holdfast.core.tasks import beside, done_before, first
 from holdfast.spec.health import HealthSettings
@@ -108,7 +108,7 @@ async def _run_worker(launch: WorkerLaunch, stop: asyncio.Event, on_ready: OnRea
     from holdfast.worker.process import Worker
 
     world = real_world()
-    with settled():
+    with refuse_user_errors():
         launch.check()
         store = open_store(launch.store, world.network, world.rng)
         made = await asyncio.to_thread(make_engine, launch, world.rng)
@@ -141,7 +141,7 @@ async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: O
     from holdfast.wire.net import real_world
 
     world = real_world()
-    with settled():
+    with refuse_user_errors():
         launch.check()
         store = open_store(launch.store, world.network, world.rng)
     await await_port(launch)
@@ -161,7 +161,7 @@ async def _run_control(launch: ControlLaunch, stop: asyncio.Event, on_ready: OnR
     from holdfast.wire.net import real_world
 
     world = real_world()
-    with settled():
+    with refuse_user_errors():
         launch.check()
         check_redis(launch.events.redis)
         store = open_store(launch.store, world.network, world.rng)

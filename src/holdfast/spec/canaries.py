@@ -71,9 +71,9 @@ def parse(text: str | bytes, where: str) -> tuple[CanaryPrompt, ...]:
         raise Refused(f"{where} must be a JSON list like {example}: {error}") from error
     if len(found) > PROMPTS_MAX:
         raise Refused(f"{where} must have {PROMPTS_MAX} questions or fewer, got {len(found)}")
-    for place, one in enumerate(found):
+    for index, one in enumerate(found):
         if (wrong := one.problem()) is not None:
-            raise Refused(f"{where}[{place}].{wrong[0]}: {wrong[1]}")
+            raise Refused(f"{where}[{index}].{wrong[0]}: {wrong[1]}")
     return found
 
 

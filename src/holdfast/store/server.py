@@ -23,7 +23,7 @@ from holdfast.core.limits import raise_descriptor_limit
 from holdfast.core.ports import Listener, Network
 from holdfast.store import messages as m
 from holdfast.store.machine import DEFAULT_LIMITS, Effects, Send, StoreLimits, StoreMachine
-from holdfast.wire.accepting import SHARE, places
+from holdfast.wire.accepting import SHARE, connections_max
 from holdfast.wire.connection import FULL, Refused, ServerConnection, turn_out_strangers
 
 FORMAT = "holdfast-store-1"
@@ -166,7 +166,7 @@ class StoreServer:
 
     @property
     def connections_max(self) -> int:
-        return min(self.settings.connections_max, places(SHARE))
+        return min(self.settings.connections_max, connections_max(SHARE))
 
     def admit(self, peer: StoreSession) -> int | None:
         """Return a new connection's number, or None if there are too many. Connections without a Hello make room."""

@@ -36,7 +36,7 @@ from holdfast.spec.launch import Launch, VaultLaunch
 from holdfast.spec.manifest.addresses import NO_DIGESTS
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.local import Machine, replica_launches
-from holdfast.spec.manifest.whole import Named, settled_launch
+from holdfast.spec.manifest.whole import Named, with_model
 from holdfast.store.contract import Registration, Store
 from holdfast.store.mirror import Mirror
 from holdfast.supervise.backend import Kept, NodeBackend
@@ -246,7 +246,7 @@ class Hosting:
             raise Refused(f"what the version {action.version} of {action.model} is, is not kept")
         seats = Devices().seats(action.devices, taken_by(self._backend.jobs()))
         launches = replica_launches(pod, pod.replica(action.serial), seats, self._machine)
-        settled = [settled_launch(launch, self._named, sharing=1) for launch in launches]
+        settled = [with_model(launch, self._named, sharing=1) for launch in launches]
         return [Job.of(_bounded(launch, action)) for launch in settled]
 
     def _is_seated(self, name: str, order: str = "") -> bool:

@@ -29,7 +29,7 @@ from holdfast.spec.manifest.pod import Pod
 from holdfast.spec.manifest.pods import pods
 from holdfast.spec.manifest.secrets import Digests
 from holdfast.spec.manifest.types import WORKER, Manifest
-from holdfast.spec.manifest.whole import Named, settled_launch
+from holdfast.spec.manifest.whole import Named, with_model
 from holdfast.supervise.machine import Life, Phase
 from holdfast.supervise.seats import Devices, Needs, Taken, mib, unknown
 
@@ -119,7 +119,7 @@ def jobs_of(
             has = mib(devices.has_bytes[seat.device])
             raise Refused(f"it needs {mib(needed, up=True)} of memory, and {seat.device} has {has}")
     launches = replica_launches(pod, name, seats, ground.machine)
-    settled = [settled_launch(launch, ground.named, ground.sharing) for launch in launches]
+    settled = [with_model(launch, ground.named, ground.sharing) for launch in launches]
     return [Job.of(_bounded(launch, seating)) for launch in settled]
 
 

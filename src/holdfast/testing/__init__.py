@@ -6,18 +6,18 @@ The names in `__all__` are stable (docs/testing.md); everything else in this pac
 from holdfast.testing.answers import Answer, difference
 from holdfast.testing.clients import Stream
 from holdfast.testing.deployment import Deployment
-from holdfast.testing.load import Load, compare, hit_in_the_middle, run_streams
 from holdfast.testing.processes import freeze, kill_group
 from holdfast.testing.rig import EngineSeen
 from holdfast.testing.supervised import Supervised
+from holdfast.testing.workload import Workload, compare, hit_in_the_middle, run_streams
 
 __all__ = [
     "Answer",
     "Deployment",
     "EngineSeen",
-    "Load",
     "Stream",
     "Supervised",
+    "Workload",
     "compare",
     "difference",
     "freeze",

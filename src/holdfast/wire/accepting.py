@@ -40,7 +40,7 @@ TURNED_OUT_SHARE = 64
 Idle = tuple[float, Callable[[], object]]
 
 
-def places(share: float) -> int:
+def connections_max(share: float) -> int:
     """Return how many connections fit into this share of the current descriptor limit."""
     return int(descriptor_limit() * share)
 

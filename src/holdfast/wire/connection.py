@@ -23,7 +23,7 @@ from holdfast.core.backoff import Backoff
 from holdfast.core.tasks import done_within
 from holdfast.wire.accepting import make_room
 from holdfast.wire.frames import FRAME_BYTES_MAX, FrameError, FrameSplitter, encode
-from holdfast.wire.net import Unread, tune
+from holdfast.wire.net import WatchedWriter, tune
 
 _log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class ClientConnection(asyncio.Protocol):
         self._server = server  # as error texts call it
         self._decode = decode
         self._splitter = FrameSplitter(message_bytes_max)
-        self._unread = Unread(lambda why: self.end("", f"the {server} {why}"))
+        self._unread = WatchedWriter(lambda why: self.end("", f"the {server} {why}"))
         self._pending: dict[Hashable, Callable[[Any], None]] = {}
         self._last_call = 0
         self.transport: asyncio.Transport | None = None  # while connected

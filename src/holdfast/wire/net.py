@@ -171,7 +171,7 @@ class Outgoing:
         return now_s - self._since_s
 
 
-class Unread:
+class WatchedWriter:
     """The writer of one connection. It calls `gives_up` once, with the reason, if the peer reads nothing for too long.
     The amount of unsent data alone is no reason: a burst may be large, and a slow peer may catch up. A peer that reads
     nothing is stopped or gone."""

@@ -26,7 +26,7 @@ from holdfast.core.errors import Code
 from holdfast.core.procfs import ThreadTimes, read_thread
 from holdfast.engines.contract import Progress
 from holdfast.health.watcher import own_identity
-from holdfast.wire.accepting import SHARE_OF_PAGES, places
+from holdfast.wire.accepting import SHARE_OF_PAGES, connections_max
 from holdfast.wire.frames import FrameError, FrameSplitter, encode
 from holdfast.wire.messages import VERSION, Beat, Failing, Hello, ProcessIdentity, Refused, Welcome, decode_to_worker
 from holdfast.wire.net import naming, tune_socket, unix_socket
@@ -250,7 +250,7 @@ class BeatThread:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         tune_socket(sock)
         observer = _Observer(sock, greet_by=time.monotonic() + HELLO_WAIT_S)
-        full = len(self._observers) >= min(OBSERVERS_MAX, places(SHARE_OF_PAGES))
+        full = len(self._observers) >= min(OBSERVERS_MAX, connections_max(SHARE_OF_PAGES))
         strangers = [other for other in self._observers if not other.greeted] if full else []
         self._observers.add(observer)
         self._selector.register(sock, selectors.EVENT_READ, observer)

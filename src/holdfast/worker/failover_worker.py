@@ -37,12 +37,12 @@ from holdfast.engines.contract import FATAL_ERRORS, EngineEvents, FailoverEngine
 from holdfast.failover.journal import SILENT_S, Journal, Term, next_epoch, read_terms
 from holdfast.failover.lifecycle import (
     Announced,
+    Drained,
     Ended,
     Loaded,
     LockWon,
     MemoryProblem,
     MustLoad,
-    Rested,
     StandDown,
     State,
     WakeFailed,
@@ -73,8 +73,8 @@ class Election:
         self._stuck = 0
         self.asleep = False
         self.woken_s = 0.0  # when it was last woken from sleep, until it leads; 0: it was not
-        self.rested = asyncio.Event()  # it holds no lock, and has finished stepping back
-        self.rested.set()
+        self.stepped_back = asyncio.Event()  # it holds no lock, and has finished stepping back
+        self.stepped_back.set()
         self.blocked = ""  # why no engine can take over now: the lock's holder is stuck
 
     async def won(self, stop: asyncio.Event) -> asyncio.Event | None:
@@ -90,7 +90,7 @@ class Election:
             lost = acquiring.result()
             self.blocked = ""
             if not stop.is_set() and not self.asleep:
-                self.rested.clear()
+                self.stepped_back.clear()
                 return lost
             await self._lock.release()
         return None
@@ -132,7 +132,7 @@ class Election:
         self.poke()
 
     def left(self) -> None:
-        self.rested.set()
+        self.stepped_back.set()
 
     def take_part(self, now_s: float) -> None:
         if self.asleep:
@@ -228,7 +228,7 @@ class Timeline:
         return self._predecessor
 
 
-def in_words(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
@@ -251,7 +251,7 @@ class SleepActions:
         if self._worker.life.state is State.INIT:
             raise UserError("it is still loading; it can sleep once it stands by")
         self._election.sleep()
-        await self._election.rested.wait()
+        await self._election.stepped_back.wait()
         if self._election.asleep:
             self._worker.introduce(active=False)  # the welcome now says "asleep": no leader counts it as a standby
         return "asleep: it takes no part in the election until it is woken"
@@ -262,7 +262,7 @@ class SleepActions:
         try:
             await self._engine.unmap()
         except FATAL_ERRORS as error:
-            raise UserError(f"it could not let go of its memory: {in_words(error)}") from error
+            raise UserError(f"it could not let go of its memory: {error_text(error)}") from error
         return "asleep, and nothing of the vault's is mapped until it is woken"
 
     async def wake_up(self) -> str:
@@ -279,7 +279,7 @@ class SleepActions:
         try:
             wrong = await self._engine.remap()
         except FATAL_ERRORS as error:
-            raise UserError(f"it stays asleep: {in_words(error)}") from error
+            raise UserError(f"it stays asleep: {error_text(error)}") from error
         if wrong:
             self._worker.sessions.fatal(f"the canary's answer was wrong after it was woken: {wrong}")
 
@@ -348,7 +348,7 @@ class FailoverWorker(EngineEvents):
             async with asyncio.timeout(self._load_s):
                 await self._engine.load(self)
         except FATAL_ERRORS as error:
-            raise UserError(f"the engine could not be loaded: {in_words(error)}") from error
+            raise UserError(f"the engine could not be loaded: {error_text(error)}") from error
         await self._check()
 
     async def _check(self) -> None:
@@ -388,8 +388,8 @@ class FailoverWorker(EngineEvents):
                     await self._load_again()
                 woken = timeline.woken = await engine.wake(epoch, self._lock.pass_fds())
         except FATAL_ERRORS as error:
-            worker.step(WakeFailed(in_words(error)))
-            raise UserError(f"could not take over under epoch {epoch}: {in_words(error)}") from error
+            worker.step(WakeFailed(error_text(error)))
+            raise UserError(f"could not take over under epoch {epoch}: {error_text(error)}") from error
         for name, at_s in woken.marks.items():
             timeline.mark(name, at_s)
         self._announce(epoch)
@@ -529,12 +529,12 @@ class FailoverWorker(EngineEvents):
             async with asyncio.timeout(HANDOVER_S):
                 await self._engine.become_standby(believed=believed)
         except FATAL_ERRORS as error:
-            raise UserError(f"could not step back from the pool: {in_words(error)}") from error
+            raise UserError(f"could not step back from the pool: {error_text(error)}") from error
 
     async def _stand_by(self) -> None:
         self._worker.register(STANDBYS)
         await self._worker.withdraw(INSTANCES)
-        self._worker.step(Rested())
+        self._worker.step(Drained())
 
     # -- operators, and control
 

@@ -5,9 +5,9 @@ Always true:
 - The worker sends one frame per frontend and engine step.
 - When a frontend disconnects, its streams are cancelled at once.
 - Each frontend numbers its own streams; the engine gets other numbers, unique in this worker.
-- The worker turns away a stream that finds no place, and offers its frontend a place later (`worker.shares`). A stream
-  that ran before does not wait in that line.
-- A canary takes no client's place and is not counted as a client's request.
+- The worker turns away a stream that finds no free slot, and offers its frontend one later (`worker.slot_queue`). A
+  stream that ran before does not wait in that line.
+- A canary takes no client's slot and is not counted as a client's request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.procfs import peer_uid
 from holdfast.core.requests import CANARY_TIER, Failure, Output
 from holdfast.engines.contract import Engine, EngineEvents
-from holdfast.wire.accepting import SHARE, make_room, places
+from holdfast.wire.accepting import SHARE, connections_max, make_room
 from holdfast.wire.connection import ServerConnection, turn_out_strangers
 from holdfast.wire.frames import encode
 from holdfast.wire.messages import (
@@ -54,8 +54,8 @@ from holdfast.wire.messages import (
     Welcome,
     decode_to_worker,
 )
-from holdfast.wire.net import Unread
-from holdfast.worker.shares import Shares
+from holdfast.wire.net import WatchedWriter
+from holdfast.worker.slot_queue import SlotQueue
 
 log = logging.getLogger("holdfast.worker")
 
@@ -111,7 +111,7 @@ class FrontendSession(ServerConnection):
         super().__init__(decode_to_worker, hello_timeout_s=HELLO_WAIT_S, unsent_bytes_max=PAUSED_BYTES)
         self._owner = owner
         self._host = host
-        self._unread = Unread(self._drop)
+        self._unread = WatchedWriter(self._drop)
         self._paused = False
         self._artefacts: deque[Iterator[ArtefactPart]] = deque()  # asked for and not sent yet
         self.peer = ""  # set by its Hello
@@ -124,7 +124,7 @@ class FrontendSession(ServerConnection):
     def on_connected(self) -> None:
         here = self._owner.open
         refused = [(one.since_s, one.turn_out) for one in here if one.over]
-        full = len(here) - len(refused) >= min(SESSIONS_MAX, places(SHARE))
+        full = len(here) - len(refused) >= min(SESSIONS_MAX, connections_max(SHARE))
         if full and not turn_out_strangers(here):
             make_room(refused)  # bounds the refused connections that have not closed yet
             self.refuse(Code.WORKER_OVERLOADED, f"{len(here)} frontends are connected already")
@@ -285,8 +285,8 @@ class Sessions(EngineEvents):
         self._loop = asyncio.get_running_loop()
         self._owners: dict[int, tuple[FrontendSession, int]] = {}  # engine's number -> frontend's
         self._canary = 0  # the engine's number of the canary's stream
-        self._shares: Shares[FrontendSession] = Shares()
-        self._timer: asyncio.TimerHandle | None = None  # until the first kept place is given up
+        self._slot_queue: SlotQueue[FrontendSession] = SlotQueue()
+        self._timer: asyncio.TimerHandle | None = None  # until the first kept slot is given up
         self.open: set[FrontendSession] = set()
         self.requests_total = 0
         self.tokens_total = 0  # made for clients
@@ -351,15 +351,15 @@ class Sessions(EngineEvents):
         self._offer()
 
     def _admits(self, session: FrontendSession, message: Generate) -> bool:
-        """Return whether there is a place for a client's request; if not, turn it away."""
+        """Return whether there is a slot for a client's request; if not, turn it away."""
         request = message.request
         if request.tier == CANARY_TIER:
             session.send_failure(message.stream, Code.INVALID_REQUEST, "a client's request in the canaries' tier")
             return False
         self._host.not_taken = ""  # a frontend that sends work has admitted this worker
         ran_before = len(request.tokens) > request.prompt_len
-        leaves = max(0, self._places - message.places) if message.places else 0
-        if self._shares.admit(session, self._places - self.streams, leaves) or ran_before:
+        leaves = max(0, self._slots - message.places) if message.places else 0
+        if self._slot_queue.admit(session, self._slots - self.streams, leaves) or ran_before:
             return True
         self._turn_away(session, message.stream, f"{self.streams} streams are here, and others are in line", leaves)
         return False
@@ -374,7 +374,7 @@ class Sessions(EngineEvents):
                 del self._owners[key]
                 self._engine.cancel(key)
             else:  # it ended, or was turned away
-                self._shares.forget_bound(session)
+                self._slot_queue.forget_bound(session)
         self._offer()
 
     def passes(self, session: FrontendSession, heard: int | None = None) -> None:
@@ -383,35 +383,35 @@ class Sessions(EngineEvents):
         `heard` is how many refusals it had received when it passed (None: it disconnected, or its version does not
         report that). If the worker has sent more, the frontend waits for an offer and stays in line."""
         if heard is None or heard >= session.turned_away:
-            self._shares.leave(session)
+            self._slot_queue.leave(session)
         else:
-            self._shares.decline(session)
+            self._slot_queue.decline(session)
         self._offer()
 
-    # -- places
+    # -- slots
 
     @property
-    def _places(self) -> int:
+    def _slots(self) -> int:
         limits = self._engine.limits
         return limits.concurrency + limits.queue
 
     def _turn_away(self, session: FrontendSession, stream: int, why: str, leaves: int = 0) -> None:
-        """Refuse a request that never ran, and put its frontend in line for the next place beyond `leaves`."""
-        self._shares.turn_away(session, leaves)
+        """Refuse a request that never ran, and put its frontend in line for the next slot beyond `leaves`."""
+        self._slot_queue.turn_away(session, leaves)
         session.turned_away += 1
         session.send_failure(stream, Code.WORKER_OVERLOADED, why)
 
     def _offer(self) -> None:
-        """Offer free places to the frontends in line."""
-        if not self._shares:
+        """Offer free slots to the frontends in line."""
+        if not self._slot_queue:
             return
-        free = self._places - self.streams
-        offers = self._shares.offer(free, lambda session: len(session.streams), self._loop.time())
+        free = self._slots - self.streams
+        offers = self._slot_queue.offer(free, lambda session: len(session.streams), self._loop.time())
         for session, offered in offers.items():
             session.send(Room(offered))
         if self._timer is not None:
             self._timer.cancel()
-        at_s = self._shares.given_up_at_s
+        at_s = self._slot_queue.given_up_at_s
         self._timer = self._loop.call_at(at_s, self._offer) if at_s is not None else None
 
     # -- from the engine
@@ -479,7 +479,7 @@ class Sessions(EngineEvents):
         """Return every stream to its frontend, which resumes it on another worker. `drains` False: this worker will
         serve again, so frontends in line stay there and wait for an offer."""
         if drains:
-            self._shares.clear()
+            self._slot_queue.clear()
         for session in list(self.open):
             streams = list(session.streams)
             if drains:

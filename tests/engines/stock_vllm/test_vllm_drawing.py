@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.core.requests import GenerateRequest, Sampling
 from holdfast.engines.paged.sequences import PagedStream, Segment
-from holdfast.engines.sampling import token_words
+from holdfast.engines.sampling import token_hashes
 from holdfast.engines.torch.sampling import draw, rows_for
 from holdfast.engines.vllm.drawing import Asked, Drawing, Row
 
@@ -48,7 +48,7 @@ def sampling(which: int, seed: int) -> Sampling:
 def right(tokens: list[int], prompt_len: int, asked: Sampling) -> int:
     """The torch engine's token."""
     stream = PagedStream(1, GenerateRequest("r", tokens, prompt_len, asked), 10_000, frozenset({EOS}))
-    rows = rows_for([Segment(stream, tokens, 0, [], True)], token_words(VOCABULARY))
+    rows = rows_for([Segment(stream, tokens, 0, [], True)], token_hashes(VOCABULARY))
     return int(draw(logits_of(tokens).unsqueeze(0), rows).tokens[0])
 
 

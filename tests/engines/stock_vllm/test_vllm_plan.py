@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.errors import Passing, UserError
+from holdfast.core.errors import TransientError, UserError
 from holdfast.engines.vllm.memory_plan import (
     GPU_LIBRARIES_BYTES,
     GRAPHS_BYTES,
@@ -71,6 +71,8 @@ def test_what_does_not_fit_is_refused_with_the_mend() -> None:
     plan(has_bytes=0, kv_gib=4000).check()  # nobody knows
     with pytest.raises(UserError, match=r"not fit: weights .* of 80.00 GiB of GPU-1; use a smaller --kv-gib") as no:
         plan(kv_gib=70).check()
-    assert not isinstance(no.value, Passing)
-    with pytest.raises(Passing, match=r"10.00 GiB are free now; stop what uses the rest, or use a smaller --kv-gib"):
+    assert not isinstance(no.value, TransientError)
+    with pytest.raises(
+        TransientError, match=r"10.00 GiB are free now; stop what uses the rest, or use a smaller --kv-gib"
+    ):
         plan().check(free_bytes=10 * GIB)

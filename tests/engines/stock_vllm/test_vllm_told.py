@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from holdfast.core.errors import Refused, UserError
-from holdfast.engines.vllm.engine import in_our_words
+from holdfast.engines.vllm.engine import vllm_errors
 from holdfast.memory.devices.contract import DeviceError
 
 
@@ -17,16 +17,16 @@ def test_whatever_vllm_raises_is_a_sentence() -> None:
     class OwnError(Exception):
         pass
 
-    with pytest.raises(DeviceError, match=r"^vLLM cannot make its engine: a header is damaged$"), in_our_words():
+    with pytest.raises(DeviceError, match=r"^vLLM cannot make its engine: a header is damaged$"), vllm_errors():
         raise OwnError("a header\n  is damaged")
-    with pytest.raises(DeviceError, match=r"^vLLM cannot make its engine: AssertionError$"), in_our_words():
+    with pytest.raises(DeviceError, match=r"^vLLM cannot make its engine: AssertionError$"), vllm_errors():
         raise AssertionError
 
 
 @pytest.mark.parametrize("ours", [UserError("x"), Refused("x"), TimeoutError("x"), DeviceError("x")])
 def test_our_own_errors_stay_what_they_are(ours: Exception) -> None:
     """A refusal is not tried again, and a lost vault is."""
-    with pytest.raises(type(ours), match=r"^x$"), in_our_words():
+    with pytest.raises(type(ours), match=r"^x$"), vllm_errors():
         raise ours
 
 
@@ -35,7 +35,7 @@ def test_a_pool_that_holds_no_text_of_the_context_is_refused(available: int) -> 
     """vLLM's own words, as this version has them, name options that are not to be set here."""
     from vllm.v1.core.kv_cache_utils import _check_enough_kv_cache_memory
 
-    with pytest.raises(Refused, match="--kv-gib") as told, in_our_words():
+    with pytest.raises(Refused, match="--kv-gib") as told, vllm_errors():
         _check_enough_kv_cache_memory(available, lambda: 1 << 30, 4096, lambda _: 480)
     assert "gpu_memory_utilization" not in str(told.value)
     assert ("480" in str(told.value)) == bool(available)

@@ -7,9 +7,9 @@ import contextlib
 import pytest
 import uvloop
 
-from holdfast.testing.load import Load, compare, hit_in_the_middle, run_streams
 from holdfast.testing.rig import fetch
 from holdfast.testing.supervised import Supervised
+from holdfast.testing.workload import Workload, compare, hit_in_the_middle, run_streams
 from tests.rigs.engines.vllm_models import made
 
 pytest.importorskip("vllm.version", reason="vllm is not installed here: make test-vllm")
@@ -29,7 +29,7 @@ def test_an_engine_with_damaged_weights_ends_and_streams_go_on() -> None:
     """Bits of what the active reads are flipped, and it is asked to compare: it says what is damaged and that it has to
     be started again, and ends. Every stream goes on at its standby, and a new engine stands by.
     After that all tokens are the unbroken run's, the weights are said to be right, and nobody ends any more."""
-    load = Load(streams=4, tokens=200, model="chat")
+    load = Workload(streams=4, tokens=200, model="chat")
     model = str(made("chat"))
     with Supervised(
         "--engine", "vllm", "--allow-chaos", "--model", model, "--served-name", "chat", *OPTIONS, start_s=START_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.errors import Refused
-from holdfast.engines.vllm.reserved_options import PASSED, RESERVED, check_words
+from holdfast.engines.vllm.reserved_options import PASSED, RESERVED, check_arguments
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ from holdfast.engines.vllm.reserved_options import PASSED, RESERVED, check_words
 def test_what_is_ours_is_refused_with_its_reason(words: str, said: str) -> None:
     """By the name it was given under, and with what to do instead."""
     with pytest.raises(Refused) as refused:
-        check_words(words.split())
+        check_arguments(words.split())
     assert said in str(refused.value)
 
 
@@ -63,7 +63,7 @@ def test_what_is_ours_is_refused_with_its_reason(words: str, said: str) -> None:
 )
 def test_what_changes_nothing_of_ours_is_taken(words: str) -> None:
     """Arithmetic, kernels and steps are a person's; so is what says only what is so anyway."""
-    check_words(words.split())
+    check_arguments(words.split())
 
 
 @pytest.mark.parametrize(
@@ -72,11 +72,11 @@ def test_what_changes_nothing_of_ours_is_taken(words: str) -> None:
 )
 def test_what_is_ours_for_kvs_sake_is_a_persons_where_kv_is_direct(words: str) -> None:
     """Nobody takes it over; who wants that is told of the other way, but for what only names blocks."""
-    check_words(words.split(), direct=True)
+    check_arguments(words.split(), direct=True)
     with pytest.raises(Refused):
-        check_words(words.split())
+        check_arguments(words.split())
     with pytest.raises(Refused, match="--kv-gib"):
-        check_words([*words.split(), "--num-gpu-blocks-override", "9"], direct=True)
+        check_arguments([*words.split(), "--num-gpu-blocks-override", "9"], direct=True)
 
 
 def test_every_reason_says_what_to_do() -> None:

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from holdfast.core.requests import GenerateRequest
-from holdfast.engines.sampling import token_words
+from holdfast.engines.sampling import token_hashes
 from holdfast.engines.torch.gpu.graphs import GraphInputs
 from tests.rigs.engines.any_engine import Vault
 from tests.rigs.engines.paged_scheduler import SIZE, World
@@ -43,7 +43,7 @@ def said(r: Rig, first: int) -> list[list[int]]:
 def test_a_rows_table_has_its_streams_blocks_after_a_preemption(lookahead: int) -> None:
     """Whoever left a row and came back to it, the tables on the device are the plan's own, step by step."""
     world = World(block_count=10, lookahead=lookahead, step_tokens_max=12)
-    inputs = GraphInputs(4, 16, 99, token_words(50))
+    inputs = GraphInputs(4, 16, 99, token_hashes(50))
     for number in range(1, 5):
         # One text: what one of them gives up is found again in another's blocks, so it is back in its row at once.
         world.scheduler.submit(number, asked_of(range(5), 22, ignore_eos=True))

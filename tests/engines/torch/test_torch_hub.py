@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.errors import Passing, UserError
+from holdfast.core.errors import TransientError, UserError
 from holdfast.engines.torch.files import hub
 from holdfast.engines.torch.files.hub import fetch_from_hub, is_hub_id
 from holdfast.engines.torch.files.resolve import look_at
@@ -150,7 +150,7 @@ def test_what_cannot_be_served_is_refused_before_its_weights_are_fetched(stand_i
         fetch_from_hub("org/gguf", quiet)
     with pytest.raises(UserError, match="org/none: there is no such path, and no such model on the Hub") as refused:
         fetch_from_hub("org/none", quiet)
-    assert not isinstance(refused.value, Passing)
+    assert not isinstance(refused.value, TransientError)
 
 
 @pytest.mark.long
@@ -158,7 +158,9 @@ def test_a_line_that_brings_nothing_is_given_up(stand_in: StandIn) -> None:
     """Bounded, and with the way to do it by hand; the process that waited is gone."""
     stand_in.models["org/slow"] = {"config.json": json.dumps(CONFIG).encode(), "model.safetensors": weights(CONFIG)}
     stand_in.stuck.set()
-    with pytest.raises(Passing, match=r"nothing came for 4 s; where there is a network: `hf download org/slow --local"):
+    with pytest.raises(
+        TransientError, match=r"nothing came for 4 s; where there is a network: `hf download org/slow --local"
+    ):
         fetch_from_hub("org/slow", quiet, silent_ticks_max=8)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from holdfast.core.requests import GenerateRequest, Sampling
 from holdfast.engines.paged.sequences import PagedStream, Segment
-from holdfast.engines.sampling import token_words, truncation
+from holdfast.engines.sampling import token_hashes, truncation
 from holdfast.engines.torch.sampling import SamplingRows, draw, logprobs_by_stream, rows_for
 
 EOS = 2
@@ -33,7 +33,7 @@ def segment(number: int = 0, tokens: list[int] | None = None, prompt_len: int = 
 
 
 def rows(vocabulary: int, *segments: Segment) -> SamplingRows:
-    return rows_for(segments, token_words(vocabulary))
+    return rows_for(segments, token_hashes(vocabulary))
 
 
 def kept(logits: list[float], **given: Any) -> list[int]:
@@ -189,7 +189,7 @@ def test_a_resumed_stream_draws_what_the_unbroken_one_would() -> None:
     """Made anew from prompt and answer at any point, rows go on with the same tokens: penalties and positions included,
     for streams that join and leave too."""
     vocabulary = 64
-    words = token_words(vocabulary)
+    words = token_hashes(vocabulary)
     generator = torch.Generator().manual_seed(3)
     base = torch.randn(len(MIXED), vocabulary, generator=generator) * 2
     segments = [segment(row, **given) for row, given in enumerate(MIXED)]
@@ -212,7 +212,7 @@ def test_a_resumed_stream_draws_what_the_unbroken_one_would() -> None:
 
 def test_the_same_streams_use_the_same_rows() -> None:
     """Between steps of the same streams nothing is built."""
-    words = token_words(32)
+    words = token_hashes(32)
     first, second = segment(0), segment(1)
     made = rows_for([first, second], words)
     made.advance(torch.tensor([4, 4]))
@@ -299,7 +299,7 @@ def test_bfloat16_logits_are_taken_as_they_are() -> None:
 
 def test_nothing_waits_for_the_device() -> None:
     """On a device that has no values at all a whole step goes through: nothing looks at one, so a graph can hold it."""
-    words = token_words(3000, "meta")
+    words = token_hashes(3000, "meta")
     for chosen in ([0], [1], [2], [3], [4, 5, 6], [7, 8], list(range(len(MIXED)))):
         made = rows_for([segment(row, **MIXED[row]) for row in chosen], words)
         logits = torch.empty(len(chosen), 3000, dtype=torch.bfloat16, device="meta")

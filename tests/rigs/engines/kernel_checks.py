@@ -187,7 +187,7 @@ def noises(device: str, _dtype: torch.dtype, exact: bool) -> None:
     too)."""
     vocabulary = 4096
     seeds = torch.tensor([noise.seed_key(seed) for seed in (0, 1, 2**63 - 1, 12345678901234567)], device=device)
-    positions, words = torch.tensor([0, 1, 131_071, 77], device=device), noise.token_words(vocabulary, device)
+    positions, words = torch.tensor([0, 1, 131_071, 77], device=device), noise.token_hashes(vocabulary, device)
     counts = torch.empty(4, vocabulary, dtype=torch.int32, device=device)
     values = torch.empty(4, vocabulary, dtype=torch.float32, device=device)
     _noise[(4,)](seeds, positions, words, counts, values, COUNT=vocabulary, enable_fp_fusion=False)
@@ -208,7 +208,7 @@ def draws(device: str, dtype: torch.dtype, vocabulary: int) -> None:
         seeds=torch.tensor([noise.seed_key(seed) for seed in range(count)], device=device),
         positions=torch.arange(count, device=device) * 1001,
         temperatures=torch.tensor([[1.0], [0.7], [1.3], [2.0], [0.01], [1.0]], device=device),
-        words=noise.token_words(vocabulary, device),
+        words=noise.token_hashes(vocabulary, device),
         likeliest=likeliest,
     )
     logits = torch.randn(count, vocabulary).mul(3).to(device, dtype)

@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.testing.answers import Answer, difference
 from holdfast.testing.clients import ask, read_answer
-from holdfast.testing.load import spread
+from holdfast.testing.workload import spread
 
 TOKENS = 24
 END_S = 240.0  # from the last question to the last answer: three turns, and as many starts on a loaded machine

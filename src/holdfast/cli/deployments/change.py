@@ -34,7 +34,7 @@ from holdfast.cli.fleet import manifest
 from holdfast.cli.fleet.waiting import Manner
 from holdfast.cli.screen import Screen
 from holdfast.cli.terminal import Terminal, write_out
-from holdfast.core.errors import Refused, Untold, UserError
+from holdfast.core.errors import Refused, UndecidedError, UserError
 from holdfast.rollout.records import Wanted, applied, of_kept
 from holdfast.rollout.revision import changes
 from holdfast.rollout.wishes import revision_of
@@ -158,7 +158,7 @@ class Diff(CommandOptions, frozen=True):
         except (Refused, UsageError):
             raise
         except UserError as error:
-            raise Untold(str(error)) from error
+            raise UndecidedError(str(error)) from error
 
     async def _diff(self, asked: Written, url: str) -> int:
         async with opened(url) as book:

@@ -23,7 +23,7 @@ from holdfast.cli.fleet_up import node_name, totals_of
 from holdfast.cli.keeping import keep, taken_lock
 from holdfast.cli.manifest_up import ALL
 from holdfast.cli.screen import Screen, tilde
-from holdfast.core.errors import UserError, settled
+from holdfast.core.errors import UserError, refuse_user_errors
 from holdfast.core.procfs import read_process
 from holdfast.fleet.records import NodeRecord
 from holdfast.roles.devices import choose
@@ -67,13 +67,13 @@ class Node(CommandOptions, frozen=True):
     def run(self, env: Environment) -> int:
         name, url = node_name(self.spec), where(self.store, env)
         state_dir = node_dir(env.state_dir, name)
-        with settled():
+        with refuse_user_errors():
             check_machine()
             check_state_dir(state_dir)
             totals = totals_of(replace(self.spec, gpus=choose("torch", self.device, ALL).gpus))
         if not state_dir.exists():  # who is refused leaves nothing behind
             answered(self._fleet(url, name, env))
-        with settled():
+        with refuse_user_errors():
             own(env.state_dir)
             own(state_dir)
         lock = taken_lock(state_dir, "", lambda: _already(state_dir, name))

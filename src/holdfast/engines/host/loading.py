@@ -139,12 +139,12 @@ class Loader:
         await self.client.release()
         await self.load(timeout_s)
 
-    async def remap(self, place: FailoverSettings, on_loading: Callable[[str], None], *, doubted: bool) -> None:
+    async def remap(self, failover: FailoverSettings, on_loading: Callable[[str], None], *, doubted: bool) -> None:
         """Map the unmapped weights again; load them if the vault is empty, and verify them if `doubted`."""
-        if await self.client.remap(round(place.wake_s * 1000)) == EMPTY:
+        if await self.client.remap(round(failover.wake_s * 1000)) == EMPTY:
             log.warning("the vault is empty: loading the weights again")
             on_loading("the vault is empty: the weights are loaded again")
-            await self.load(place.load_s, elected=True)
+            await self.load(failover.load_s, elected=True)
         elif doubted:
             await self.verify()
         self.plan.use(self.client.mapped)

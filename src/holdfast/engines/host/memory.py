@@ -158,7 +158,7 @@ class VaultMemory:
     async def stand_by(self, geometry: Geometry, home: Home | None = None) -> None:
         """Stand by for a pool of this geometry: follow it, or be ready to make one."""
         self.geometry = geometry
-        self.pool.settle(home, geometry.block_count * geometry.block_bytes)
+        self.pool.set_home(home, geometry.block_count * geometry.block_bytes)
         self.pool.geometry = ("direct " if self.failover.direct else "") + geometry.hash.hex()
         await self._stand_by()
         self._beside.spawn(self._tend(), "tend")

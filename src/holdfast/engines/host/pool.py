@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from holdfast.kv.adopt import Follower, Survey, of_new, settle, survey
+from holdfast.kv.adopt import Follower, Survey, of_new, survey, write_verdicts
 from holdfast.kv.geometry import Geometry
 from holdfast.kv.index import HEADER_BYTES, Index, index_bytes
 from holdfast.kv.pool import Pool
@@ -81,7 +81,7 @@ async def take(
     found = follower.survey() if follower is not None else survey(index)
     if agree is not None:
         found = await agree(found)
-    adoption = follower.adopt(index, epoch, found) if follower is not None else settle(index, found, epoch)
+    adoption = follower.adopt(index, epoch, found) if follower is not None else write_verdicts(index, found, epoch)
     pool = Pool(adoption.index, adoption.epoch, adoption=adoption)
     return Owned(pool, *_where(mapping), len(adoption.by_key), adoption.reason, adoption.adoptions)
 

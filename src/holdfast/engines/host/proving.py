@@ -137,8 +137,8 @@ class Proving:
         if output.failure is not None or len(output.tokens) > len(self._left):
             self.miss()
             return
-        for place, token in enumerate(output.tokens):
-            logprobs = output.logprobs[place] if output.logprobs else None
+        for index, token in enumerate(output.tokens):
+            logprobs = output.logprobs[index] if output.logprobs else None
             how = match(self._left.pop(0), token, logprobs, self._canary.tolerance_nats)
             if how is Match.OTHER:
                 self.miss()

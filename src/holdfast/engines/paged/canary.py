@@ -24,7 +24,7 @@ Compute: TypeAlias = Callable[[StepPlan], tuple[Mapping[int, int], Mapping[int, 
 
 
 def canary_request(vocabulary: int) -> GenerateRequest:
-    prompt = [(7919 * place + 1009) % vocabulary for place in range(PROMPT_TOKENS)]
+    prompt = [(7919 * index + 1009) % vocabulary for index in range(PROMPT_TOKENS)]
     return GenerateRequest("canary", prompt, len(prompt), Sampling(TOKENS, 0, temperature=0.0, ignore_eos=True))
 
 

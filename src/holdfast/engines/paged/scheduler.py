@@ -120,10 +120,10 @@ class Scheduler:
         stream.turn = (1 if stream.shown else 2, self._arrivals + request.tier * PASSED_MAX)
         if canary:
             self._canary, stream.turn = stream, (-1, 0)
-        place = len(self.waiting)
-        while place and self.waiting[place - 1].turn > stream.turn:
-            place -= 1
-        self.waiting.insert(place, stream)
+        index = len(self.waiting)
+        while index and self.waiting[index - 1].turn > stream.turn:
+            index -= 1
+        self.waiting.insert(index, stream)
 
     def cancel(self, number: int, *, unbegun: bool = False) -> bool:
         """Forget a stream (`unbegun`: only if it has never run); return True if it was known and forgotten."""
@@ -258,21 +258,21 @@ class Scheduler:
 
     def admit(self) -> None:
         """Start waiting streams while there is room. `plan` calls this after the running streams got their blocks."""
-        place = 0
-        while place < len(self.waiting):
-            stream, canary = self.waiting[place], self._canary
+        index = 0
+        while index < len(self.waiting):
+            stream, canary = self.waiting[index], self._canary
             others = len(self.running) - (canary is not None and canary.runs)
-            if (place and not stream.shown) or (others >= self.settings.concurrency and stream is not canary):
+            if (index and not stream.shown) or (others >= self.settings.concurrency and stream is not canary):
                 break
             if stream.blocks:  # preempted, and a step in flight may still write its old blocks
                 break
             known = self.blocks.start(stream)
             if known is None:
-                if stream is canary and not place:  # spared blocks are for resumed streams, also those behind it
-                    place = 1
+                if stream is canary and not index:  # spared blocks are for resumed streams, also those behind it
+                    index = 1
                     continue
                 break  # the first stays first: otherwise a long prompt could be overtaken forever
-            del self.waiting[place]
+            del self.waiting[index]
             self.running[stream.number] = stream
             self._prompts[stream] = None
             stream.runs = stream.begun = True

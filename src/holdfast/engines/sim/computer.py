@@ -91,8 +91,8 @@ class SimComputer:
         tokens = memoryview(array("I", segment.tokens))
         for at in range(start // size * size, end, size):
             first, last = max(at, start), min(at + size, end)
-            place = segment.blocks[at // size] * size - at
-            self._words[place + first : place + last] = tokens[first - start : last - start]
+            block_start = segment.blocks[at // size] * size - at
+            self._words[block_start + first : block_start + last] = tokens[first - start : last - start]
 
     def _read(self, segment: Segment) -> Sequence:
         """Return all of its text up to the segment's end: what its pages had before, and what it has just written."""

@@ -65,7 +65,7 @@ class SimWeights:
         count = sum(spec.shape[0] for spec in self.specs)
         self.meta = {SUM: f"{(count * (count - 1) // 2 + count * self.seed) * ODD & MASK:016x}"}
         self._head: memoryview | None = None
-        self._right = tuple((place + self.seed) * ODD & MASK for place in range(HEAD_WORDS))
+        self._right = tuple((index + self.seed) * ODD & MASK for index in range(HEAD_WORDS))
         self._at = 0
 
     # -- written and verified, in a thread
@@ -87,8 +87,8 @@ class SimWeights:
             return f"it is {mapped.layout.identity}, not {self.identity}"
         addresses = mapped.addresses()
         total = 0
-        for place in mapped.layout.tensors:
-            words = _array(addresses[place.name], place.shape[0])
+        for location in mapped.layout.tensors:
+            words = _array(addresses[location.name], location.shape[0])
             total += int(np.sum(words, dtype=np.uint64))
         found = f"{total & MASK:016x}"
         return "" if found == self.meta[SUM] else f"its words add up to {found}, not {self.meta[SUM]}"
@@ -213,8 +213,8 @@ class HostedSim(SimEngine, HostedEngine):
 class VaultSim(VaultEngine[HostedSim]):
     """The sim as a failover engine: on command its wakes fail or hang, and its weights are reported as damaged."""
 
-    def __init__(self, settings: SimSettings, rng: random.Random, place: FailoverSettings) -> None:
-        super().__init__(HostedSim(settings, rng), place)
+    def __init__(self, settings: SimSettings, rng: random.Random, failover: FailoverSettings) -> None:
+        super().__init__(HostedSim(settings, rng), failover)
 
     async def verify(self) -> str:
         accused = "the weights are damaged, on command (fault wrong_verify)" if self.hosted.faults.wrong_verify else ""

@@ -21,7 +21,7 @@ import torch
 
 from holdfast.core.requests import GenerateRequest, Sampling
 from holdfast.engines.paged.sequences import PENDING, PagedStream, Segment, StepPlan
-from holdfast.engines.sampling import token_words
+from holdfast.engines.sampling import token_hashes
 from holdfast.engines.torch.files.checkpoint import OnProgress
 from holdfast.engines.torch.gpu.graphs import GraphInputs, StepGraphs
 from holdfast.engines.torch.launched import LatestTokens, LaunchedStep, Logprobs, Tokens, row_sums
@@ -41,7 +41,7 @@ class Computer:
         self.model = model
         self.kv = kv
         self.block_tokens = block_tokens
-        self.words = token_words(model.config.vocabulary, kv.device)
+        self.words = token_hashes(model.config.vocabulary, kv.device)
         self.ahead = 1 if kv.is_cuda and model.all_reduce is None else 0  # steps that may be in flight at a launch
         self.latest = LatestTokens(rows_max, kv.device)
         self.graphs: StepGraphs | None = None
@@ -79,13 +79,13 @@ class Computer:
         """Compute the whole step without a graph; return the number of rows to check, and the draws."""
         hidden = forward(self.model, self.batch(segments, sources), self.kv)
         device, count, sums = hidden.device, len(drawing), self.latest.sums
-        rest = [place for place, segment in enumerate(segments) if not segment.wants_token]
+        rest = [index for index, segment in enumerate(segments) if not segment.wants_token]
         if rest:  # with one sum for all of them: a stream that draws nothing may be the last row's
             sums[count : count + 1].copy_(row_sums(hidden.index_select(0, on_device(rest, device)).view(1, -1)))
         if not drawing:
             return 1, None, None
         if rest:
-            places = [place for place, segment in enumerate(segments) if segment.wants_token]
+            places = [index for index, segment in enumerate(segments) if segment.wants_token]
             hidden = hidden.index_select(0, on_device(places, device))
         rows = self._rows = rows_for(drawing, self.words, self._rows)
         found = logits(self.model, hidden)
@@ -100,7 +100,7 @@ class Computer:
         """Draw the rows at `places` again, from the logits that a graph left."""
         if not places or self.graphs is None:
             return None, None
-        rows = self._rows = rows_for([drawing[place] for place in places], self.words, self._rows)
+        rows = self._rows = rows_for([drawing[index] for index in places], self.words, self._rows)
         at = on_device(places, self.kv.device)
         drawn = draw(self.graphs.logits.index_select(0, at), rows)
         rows.advance(drawn.tokens)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.core.errors import Passing, UserError
+from holdfast.core.errors import TransientError, UserError
 from holdfast.engines.paged.canary import PROMPT_TOKENS, TOKENS
 from holdfast.engines.torch.files.config import ModelConfig
 from holdfast.engines.torch.model.parameters import count
@@ -260,7 +260,7 @@ class HostPlan:
             blocks = f"two KV blocks of {self.block_bytes:,} bytes"
             raise UserError(f"--kv-gib {kv_gib:g} does not hold {blocks}; give it more")
         if free_bytes is not None and self.needed_bytes > free_bytes:
-            raise Passing(
+            raise TransientError(
                 f"{gib(self.needed_bytes)} of memory are needed and {gib(free_bytes)} of {gib(self.host_bytes)} are "
                 f"free now; stop what uses the rest, or {_HOST_ADVICE}"
             )

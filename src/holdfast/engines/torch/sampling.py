@@ -176,7 +176,7 @@ def is_plain(sampling: Sampling, vocabulary: int) -> bool:
 def rows_for(drawing: Sequence[Segment], words: torch.Tensor, before: SamplingRows | None = None) -> SamplingRows:
     """Return rows for the segments that draw. `before` are the rows of the last step that drew. If the streams are the
     same, these are returned; otherwise their counts on the device are carried over. A new stream is counted from its
-    text, all of which must be known here. `words`: the result of `token_words`."""
+    text, all of which must be known here. `words`: the result of `token_hashes`."""
     streams = [segment.owner for segment in drawing]
     positions = [segment.position for segment in drawing]
     if before is not None and before.streams == streams and before.due == positions:  # `Stream` compares by identity

@@ -29,8 +29,8 @@ from holdfast.engines.sampling import (
     penalties,
     row_keys,
     seed_key,
+    token_hashes,
     token_rules,
-    token_words,
     truncation,
 )
 
@@ -140,7 +140,7 @@ class Drawing:
     def _arranged(self, logits: torch.Tensor) -> _Batch:
         device, vocabulary = self._device, logits.shape[1]
         if self._words.shape[0] != vocabulary:
-            self._words = token_words(vocabulary, device)
+            self._words = token_hashes(vocabulary, device)
         rows, places = list(self._rows.values()), list(self._rows)
         settings = [row.sampling for row in rows]
         random = [place for place, each in enumerate(settings) if not each.is_greedy]

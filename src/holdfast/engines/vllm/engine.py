@@ -111,14 +111,14 @@ def make_core(
 ) -> VllmCore:
     """Return vLLM's engine, loaded and warmed up. Called in the step thread."""
     executor = UniProcExecutor if leader.count == 1 else LeadingExecutor
-    with making_worker(parts), in_our_words():
+    with making_worker(parts), vllm_errors():
         engine = EngineCore(config, executor, log_stats=False)
     leader.met()
     return VllmCore(engine, scheduling, parts.kv, stepper, leader, native=native)
 
 
 @contextmanager
-def in_our_words() -> Iterator[None]:
+def vllm_errors() -> Iterator[None]:
     """Turn any error that vLLM raises while it makes its engine into one sentence."""
     try:
         yield

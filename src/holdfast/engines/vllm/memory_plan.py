@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.core.errors import Passing, UserError
+from holdfast.core.errors import TransientError, UserError
 from holdfast.engines.vllm.reserved_options import value_of
 from holdfast.spec.engines import GIB, VllmSettings
 
@@ -65,7 +65,7 @@ class VllmPlan:
             raise UserError(f"--engine vllm does not fit: {self.text()}; {_MENDS}")
         if free_bytes is not None and self.needed_bytes > free_bytes:
             free = f"{gib(free_bytes)} are free now; stop what uses the rest, or {_MENDS}"
-            raise Passing(f"--engine vllm does not fit: {self.text()}, and {free}")
+            raise TransientError(f"--engine vllm does not fit: {self.text()}, and {free}")
 
 
 def vllm_plan(

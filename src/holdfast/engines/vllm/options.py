@@ -23,7 +23,7 @@ from vllm.engine.arg_utils import EngineArgs
 
 from holdfast.core.errors import Refused
 from holdfast.engines.vllm.hooks import installed
-from holdfast.engines.vllm.reserved_options import PASSED, RESERVED, check_given, check_words, flag_of
+from holdfast.engines.vllm.reserved_options import PASSED, RESERVED, check_arguments, check_given, flag_of
 from holdfast.spec.engines import GIB, FailoverSettings, VllmSettings
 from holdfast.spec.names import is_host
 
@@ -71,7 +71,7 @@ def _parser() -> Any:
 def given(words: Sequence[str], *, direct: bool = False) -> dict[str, Any]:
     """Return what the words say, by the names of EngineArgs' fields, and nothing that they do not say. Raise Refused
     with a word that vLLM does not take, or that is ours (some only where KV is not `direct`)."""
-    check_words(words, direct=direct)
+    check_arguments(words, direct=direct)
     parser = _parser()
     try:
         said: dict[str, Any] = vars(parser.parse_args(list(words)))

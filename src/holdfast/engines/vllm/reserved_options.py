@@ -197,7 +197,7 @@ PASSED = frozenset(
 )
 
 
-def check_words(words: Sequence[str], *, direct: bool = False) -> None:
+def check_arguments(words: Sequence[str], *, direct: bool = False) -> None:
     """Raise Refused with the first word that is an option of ours, spelled out. vLLM takes some by other spellings,
     too: `check_given` is called again with what it understood. `direct`: KV ends with its engine."""
     for name, value in vllm_options(words):

@@ -109,12 +109,12 @@ class VllmWeights:
             return f"it is {layout.identity}, not {self.identity}"
         if self._model is None:
             self._have(hollow=True)
-        places = {place.name: place for place in layout.tensors if place.name != SUMS}
-        problems = misfits(self._slots, places) or self._differs(layout.meta.get(BESIDE, ""))
+        locations = {location.name: location for location in layout.tensors if location.name != SUMS}
+        problems = misfits(self._slots, locations) or self._differs(layout.meta.get(BESIDE, ""))
         if problems:
             return problems[0]
         tensors = tensors_of(mapped, self._device, self)
-        sums, names = tensors[SUMS].cpu(), [place for place in places if place in tensors]
+        sums, names = tensors[SUMS].cpu(), [location for location in locations if location in tensors]
         wrong = [name for at, name in enumerate(names) if _sum(tensors[name]).cpu() != sums[at]]
         return f"{wrong[0]} is not what was written" if wrong else ""
 

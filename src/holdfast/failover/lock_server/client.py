@@ -27,7 +27,7 @@ from holdfast.core.errors import UserError
 from holdfast.core.ports import World
 from holdfast.core.procfs import read_process
 from holdfast.core.tasks import Tasks, done_within
-from holdfast.failover.lock import LockHolder, in_a_word
+from holdfast.failover.lock import LockHolder, state_text
 from holdfast.failover.lock_server import messages as m
 from holdfast.failover.lock_server.machine import LOST
 from holdfast.failover.lost_event import LostEvent
@@ -120,7 +120,7 @@ class ServerLock:
         self._waiting = False
 
     def __repr__(self) -> str:
-        return f"lock at {self._address}: {in_a_word(self._lost, self._waiting)} by {self._engine}"
+        return f"lock at {self._address}: {state_text(self._lost, self._waiting)} by {self._engine}"
 
     async def acquire(self) -> asyncio.Event:
         if self._lost is not None and not self._lost.is_set():

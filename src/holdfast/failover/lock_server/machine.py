@@ -280,7 +280,7 @@ def step(state: LockState, event: Event, now_s: float) -> Step:
     before = state.record
     state, passed = _end_window(state, now_s)
     state, applied = _apply(state, event, now_s)
-    state, granted = _settle(state, now_s)
+    state, granted = _grant_next(state, now_s)
     after = state.record
     saved = (Save(after),) if after is not None and after != before else ()
     return state, saved + passed + applied + granted
@@ -352,7 +352,7 @@ def _leave(state: LockState, connection: int, why: str, now_s: float) -> Step:
     return replace(state, waiters=tuple(w for w in state.waiters if w.connection != connection)), ()
 
 
-def _settle(state: LockState, now_s: float) -> Step:
+def _grant_next(state: LockState, now_s: float) -> Step:
     if state.situation is not Situation.FREE or not state.waiters:
         return state, ()
     first, *others = state.waiters

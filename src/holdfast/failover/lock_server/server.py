@@ -31,7 +31,7 @@ from holdfast.core.procfs import peer_uid
 from holdfast.failover.lock_server import machine
 from holdfast.failover.lock_server import messages as m
 from holdfast.failover.lock_server.machine import ElectionRecord
-from holdfast.wire.accepting import SHARE, places
+from holdfast.wire.accepting import SHARE, connections_max
 from holdfast.wire.connection import FULL, MALFORMED, NO_HELLO, WRONG_VERSION, ServerConnection, turn_out_strangers
 
 FORMAT = "holdfast-lock-1"
@@ -223,7 +223,7 @@ class LockServer:
 
     def admit(self, session: LockSession) -> int | None:
         """Return a new connection's number, or None if there are too many. Connections without a Hello make room."""
-        full = len(self._sessions) >= min(CONNECTIONS_MAX, places(SHARE))
+        full = len(self._sessions) >= min(CONNECTIONS_MAX, connections_max(SHARE))
         if full and not turn_out_strangers(self._sessions.values()):
             return None
         self._next_session += 1

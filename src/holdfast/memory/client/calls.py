@@ -110,7 +110,7 @@ class VaultConnection:
         finally:
             del self._answers[number]
 
-    async def hand_over(
+    async def send_with_fds(
         self, make: Callable[[int, slice, bool], msgspec.Struct], timeout_s: float, fds: list[int]
     ) -> None:
         """Send descriptors in as many calls as needed. `make` gets the call's number, the slice, and True for the

@@ -204,14 +204,14 @@ class PoolClient:
             before(notice)
 
         self.client.on_notice = noticed
-        self.client.on_reattached = self._give_back
+        self.client.on_reattached = self._donate
 
     def _if_deposed(self, epoch: int, why: str) -> None:
         """Call `on_deposed` if this process owned the pool under `epoch` or an earlier one."""
         if self.granted is not None and self.granted.epoch <= epoch:
             self.on_deposed(f"deposed: {why}")
 
-    def settle(self, home: Home | None, pages_bytes: int) -> None:
+    def set_home(self, home: Home | None, pages_bytes: int) -> None:
         """Set where pools of `pages_bytes` are mapped from now on: in the engine's `home`, or, if there is private
         memory, in a home made here."""
         if home is None and self.private_bytes:
@@ -231,7 +231,7 @@ class PoolClient:
     # -- standing by
 
     async def stand_by(self) -> PoolMapping | None:
-        """Take a mapper's seat, which brings the pool's notices, and map the current pool: writable, but untouched
+        """Register as a mapper, which brings the pool's notices, and map the current pool: writable, but untouched
         until it is granted. Return None if there is no pool; an older mapping then stays. Call again when a notice
         reports another pool (`made` under an epoch that is not `mapped_is`)."""
         await self._register()
@@ -311,7 +311,7 @@ class PoolClient:
             fds.append(self.host.create(index_size))
             for size in page_sizes:
                 fds.append(self.client.device.create(size))
-            await self.client.link().hand_over(
+            await self.client.link().send_with_fds(
                 lambda n, which, last: protocol.AddPoolSlabs(n, sizes[which], last), CALL_TIMEOUT_S, fds
             )
             self.mapping = self._mapper.map(sizes, fds, made_epoch, writable=True)
@@ -363,7 +363,7 @@ class PoolClient:
         if mapping is not None:
             self._mapper.unmap(mapping)
 
-    async def _give_back(self) -> None:
+    async def _donate(self) -> None:
         """Hand the owned pool to the vault again, after vault and keeper both died. This process stays the owner."""
         mapping, granted = self.mapping, self.granted
         if mapping is None or granted is None:
@@ -372,7 +372,7 @@ class PoolClient:
         if not self.mapped_is(made):
             return  # the mapped pool is older than the granted one, which replaces it
         sizes = [mapping.index_size, *mapping.page_sizes]
-        await self.client.link().hand_over(
+        await self.client.link().send_with_fds(
             lambda n, which, last: protocol.DonatePool(n, epoch, self.geometry, sizes[which], last, made),
             CALL_TIMEOUT_S,
             mapping.fds,

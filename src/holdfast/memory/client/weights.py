@@ -6,8 +6,8 @@ Always true:
 - No wait is longer than its time-out, and a cancelled wait holds nothing.
 - If the vault is lost before a commit, the writer gets `aborted`.
 - `on_lost` is called as soon as the vault is lost; everything mapped stays usable.
-- A client that maps weights or has a mapper's seat tries to reattach as long as it lives.
-- If vault and keeper both died, the client gives back what it maps, but never uncommitted weights.
+- A client that maps weights or is registered as a mapper tries to reattach as long as it lives.
+- If vault and keeper both died, the client donates what it maps, but never uncommitted weights.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ EMPTY = "empty"
 @dataclass(slots=True)
 class MappedWeights:
     """Weights mapped in this process: one address range with slabs one after the other, reserved from the first mapping
-    until `forget`. The descriptors are kept, to give them back if vault and keeper both die."""
+    until `forget`. The descriptors are kept, to donate them if vault and keeper both die."""
 
     layout: Layout
     address: int
@@ -74,10 +74,12 @@ class MappedWeights:
 
     def addresses(self) -> dict[str, int]:
         starts = self.offsets()
-        return {place.name: self.address + starts[place.slab] + place.offset for place in self.layout.tensors}
+        return {
+            location.name: self.address + starts[location.slab] + location.offset for location in self.layout.tensors
+        }
 
     @property
-    def can_be_given_back(self) -> bool:
+    def can_be_donated(self) -> bool:
         return self.present and self.committed
 
     def stale(self, kept: Layout) -> StaleMemoryLayoutError:
@@ -134,7 +136,7 @@ class MemoryClient:
     load: int = 0  # `Layout.load` of the weights mapped now or last
     epoch: int | None = None
     last_epoch: int = 0  # the largest granted epoch that this process knows of
-    on_reattached: Callable[[], Awaitable[None]] | None = None  # gives the pool back after a total loss
+    on_reattached: Callable[[], Awaitable[None]] | None = None  # donates the pool after a total loss
     registered: bool = False  # as a mapper of the device; survives the connection
     _writing: VaultConnection | None = None  # the connection that holds the write lock; the lock ends with it
     _connection: VaultConnection | None = None
@@ -152,7 +154,7 @@ class MemoryClient:
             if self.connected:
                 return
             mapped = self.mapped
-            held = mapped.layout.hash() if mapped is not None and mapped.can_be_given_back else None
+            held = mapped.layout.hash() if mapped is not None and mapped.can_be_donated else None
             resume = protocol.Resume(held, self.epoch) if held is not None or self.registered else None
             self._attached.clear()
             connection, welcome = await open_connection(
@@ -169,9 +171,9 @@ class MemoryClient:
             self.last_epoch = max(self.last_epoch, welcome.pool_epoch)
             try:
                 if resume is not None and not welcome.resumed:
-                    await self._give_back()
+                    await self._donate()
             except BaseException:
-                connection.close("it could not all be given back")
+                connection.close("it could not all be donated")
                 raise
             self._attached.set()
 
@@ -189,14 +191,14 @@ class MemoryClient:
         """Wait for the running reattachment. Raises ConnectionError if there is none or it takes too long."""
         if self.connected:
             return
-        if self._closed or not self._has_a_seat:
+        if self._closed or not self._must_reattach:
             raise ConnectionError(f"not connected to the vault at {self.path}")
         if not await done_within(self._attached.wait(), timeout_s):
             raise ConnectionError(f"the vault at {self.path} was not back in {timeout_s:.1f} s")
 
     @property
-    def _has_a_seat(self) -> bool:
-        return self.registered or (self.mapped is not None and self.mapped.can_be_given_back)
+    def _must_reattach(self) -> bool:
+        return self.registered or (self.mapped is not None and self.mapped.can_be_donated)
 
     def _lost(self, why: str) -> None:
         if self._closed or self._connection is None:
@@ -204,34 +206,34 @@ class MemoryClient:
         self._connection = None
         self._attached.clear()
         self.on_lost(why)
-        if self._has_a_seat and not len(self._reattaching):
+        if self._must_reattach and not len(self._reattaching):
             self._reattaching.spawn(self._reattach(), f"reattach to {self.path}")
 
     async def _reattach(self) -> None:
         """Reconnect to a restarted vault without unmapping anything. Retries as long as this process lives."""
         tries = 0
-        while not self._closed and self._has_a_seat and not self.connected:
+        while not self._closed and self._must_reattach and not self.connected:
             await asyncio.sleep(REATTACH_S[min(tries, len(REATTACH_S) - 1)])
             tries += 1
             with contextlib.suppress(OSError, VaultRefused):
                 await self.connect()
 
-    async def _give_back(self) -> None:
-        """Give weights and pool back to a vault that does not have them. If it refuses one, report `MemoryLost`."""
-        for give in (self._give_weights_back, self._give_pool_back):
+    async def _donate(self) -> None:
+        """Donate weights and pool to a vault that does not have them. If it refuses one, report `MemoryLost`."""
+        for give in (self._donate_weights, self._donate_pool):
             try:
                 await give()
             except VaultRefused as refused:
                 self.on_notice(MemoryLost(f"the vault does not take back what is mapped here: {refused}"))
 
-    async def _give_weights_back(self) -> None:
+    async def _donate_weights(self) -> None:
         mapped = self.mapped
-        if mapped is not None and mapped.can_be_given_back:
-            await self.link().hand_over(
+        if mapped is not None and mapped.can_be_donated:
+            await self.link().send_with_fds(
                 lambda n, _, last: protocol.Donate(n, mapped.layout, last), CALL_TIMEOUT_S, mapped.fds
             )
 
-    async def _give_pool_back(self) -> None:
+    async def _donate_pool(self) -> None:
         if self.registered:
             await self.register_mapping()
         if self.on_reattached is not None:
@@ -257,7 +259,7 @@ class MemoryClient:
 
     async def close(self, farewell_s: float = FAREWELL_S) -> None:
         """Unmap everything and release all locks. Waits up to `farewell_s` for a vault that is restarting: it keeps
-        this client's seat until the client releases it or its process ends."""
+        this client as a mapper until the client leaves or its process ends."""
         with contextlib.suppress(ConnectionError, TimeoutError):
             await self._be_heard(farewell_s)
         self._closed = True
@@ -268,9 +270,9 @@ class MemoryClient:
             self._connection = None
 
     async def _be_heard(self, farewell_s: float) -> None:
-        """Return when a vault that knows this client's seat has answered. Return at once if it has no seat."""
+        """Return when a vault that knows this client as a mapper has answered. Return at once if it is none."""
         async with asyncio.timeout(farewell_s):
-            while self._has_a_seat:
+            while self._must_reattach:
                 await self.until_connected(farewell_s)
                 with contextlib.suppress(ConnectionError):
                     await self.status()
@@ -341,7 +343,7 @@ class MemoryClient:
             close_all(fds)
             raise
         try:
-            await self.link().hand_over(
+            await self.link().send_with_fds(
                 lambda n, which, _: protocol.AddSlabs(n, list(layout.slab_sizes[which])), CALL_TIMEOUT_S, fds
             )
         except BaseException:

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from holdfast.memory.client.weights import MappedWeights, MemoryClient
-from holdfast.memory.layout import TensorPlace
+from holdfast.memory.layout import TensorLocation
 from holdfast.memory.torch.modules import (
     ModuleMismatch,
     OverlapGroup,
@@ -95,7 +95,7 @@ def materialise(
     """
     slots = slots_of(module, private)
     mapped = _mapped(client)
-    refuse(misfits(slots, {place.name: place for place in mapped.layout.tensors}))
+    refuse(misfits(slots, {location.name: location for location in mapped.layout.tensors}))
     bind(slots, _fresh_private(client, slots, fresh) | tensors_of(mapped, torch_device(client.device.name), client))
 
 
@@ -105,17 +105,17 @@ def _mapped(client: MemoryClient) -> MappedWeights:
     return client.mapped
 
 
-def _groups(mapped: MappedWeights) -> tuple[list[OverlapGroup], dict[str, TensorPlace]]:
-    places = {place.name: place for place in mapped.layout.tensors}
+def _groups(mapped: MappedWeights) -> tuple[list[OverlapGroup], dict[str, TensorLocation]]:
+    locations = {location.name: location for location in mapped.layout.tensors}
     spans = [
-        Span(name, address, places[name].size_bytes, _dtype(places[name]).itemsize)
+        Span(name, address, locations[name].size_bytes, _dtype(locations[name]).itemsize)
         for name, address in mapped.addresses().items()
     ]
-    return overlapping(spans), places
+    return overlapping(spans), locations
 
 
-def _dtype(place: TensorPlace) -> torch.dtype:
-    dtype = dtype_of(place.dtype)
+def _dtype(location: TensorLocation) -> torch.dtype:
+    dtype = dtype_of(location.dtype)
     assert dtype is not None, "checked before"
     return dtype
 
@@ -143,20 +143,22 @@ async def _fill(
 def tensors_of(mapped: MappedWeights, device: torch.device, owner: object) -> dict[str, torch.Tensor]:
     """Return a tensor over the mapping for each name. Each group that shares memory has one storage of just its
     size."""
-    groups, places = _groups(mapped)
+    groups, locations = _groups(mapped)
     made: dict[tuple[object, ...], torch.Tensor] = {}
     tensors: dict[str, torch.Tensor] = {}
     for group in groups:
         storage = storage_at(group.start, group.size, device, owner)
         for span in group.spans:
-            place = places[span.name]
-            key = (span.start, place.dtype, place.shape, place.stride)
+            location = locations[span.name]
+            key = (span.start, location.dtype, location.shape, location.stride)
             if key not in made:
-                made[key] = tensor_in(storage, _dtype(place), span.start - group.start, place.shape, place.stride)
+                made[key] = tensor_in(
+                    storage, _dtype(location), span.start - group.start, location.shape, location.stride
+                )
             tensors[span.name] = made[key]
-    for name, place in places.items():
-        if not place.size_bytes:
-            tensors[name] = torch.empty_strided(place.shape, place.stride, dtype=_dtype(place), device=device)
+    for name, location in locations.items():
+        if not location.size_bytes:
+            tensors[name] = torch.empty_strided(location.shape, location.stride, dtype=_dtype(location), device=device)
     return tensors
 
 

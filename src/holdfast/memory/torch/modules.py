@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from holdfast.memory.layout import TensorPlace, TensorSpec
+from holdfast.memory.layout import TensorLocation, TensorSpec
 from holdfast.memory.torch.tensors import dtype_name, dtype_of, span_bytes, unfit
 
 # The widest element: a complex number of two doubles.
@@ -169,25 +169,25 @@ def specs_of_slots(slots: list[Slot]) -> list[TensorSpec]:
     return specs
 
 
-def misfits(slots: list[Slot], places: dict[str, TensorPlace]) -> list[str]:
+def misfits(slots: list[Slot], locations: dict[str, TensorLocation]) -> list[str]:
     """Return all differences between a module and the vault's tensors. Strides may differ: the vault's are used."""
     public = {slot.name: slot.tensor for slot in slots if not slot.private}
     private = {slot.name for slot in slots if slot.private}
-    problems = [f"{name} is in the module and not in the vault" for name in public if name not in places]
-    for name in places:
+    problems = [f"{name} is in the module and not in the vault" for name in public if name not in locations]
+    for name in locations:
         if name not in public:
             problems.append(f"{name} is in the vault and {'private' if name in private else 'not in the module'} here")
-    tied: dict[int, tuple[str, TensorPlace]] = {}
+    tied: dict[int, tuple[str, TensorLocation]] = {}
     for name, tensor in public.items():
-        place = places.get(name)
-        if place is None:
+        location = locations.get(name)
+        if location is None:
             continue
-        if tuple(tensor.shape) != place.shape:
-            problems.append(f"{name} has the shape {tuple(tensor.shape)} here and {place.shape} in the vault")
-        if tensor.dtype is not dtype_of(place.dtype):
-            problems.append(f"{name} is {dtype_name(tensor.dtype)} here and {place.dtype} in the vault")
-        first, known = tied.setdefault(id(tensor), (name, place))
-        kept = {(each.slab, each.offset, each.shape, each.stride) for each in (known, place) if each.size_bytes}
+        if tuple(tensor.shape) != location.shape:
+            problems.append(f"{name} has the shape {tuple(tensor.shape)} here and {location.shape} in the vault")
+        if tensor.dtype is not dtype_of(location.dtype):
+            problems.append(f"{name} is {dtype_name(tensor.dtype)} here and {location.dtype} in the vault")
+        first, known = tied.setdefault(id(tensor), (name, location))
+        kept = {(each.slab, each.offset, each.shape, each.stride) for each in (known, location) if each.size_bytes}
         if len(kept) > 1:
             problems.append(f"{first} and {name} are one tensor here and two in the vault")
     return problems

@@ -170,7 +170,7 @@ class VaultProcesses:
         return self.members.hear(self._lifeline)
 
     def ensure(self) -> bool:
-        """Restart both if both have died; return True if so. Engines then give back the weights and pool they map."""
+        """Restart both if both have died; return True if so. Engines then donate the weights and pool they map."""
         if self._listener is None or self._lifeline is None or not self.gone() or self.settings.marked(ENDED):
             return False
         self._lifeline.close()

@@ -6,7 +6,7 @@ Always true:
 - The pool is granted to one epoch only, after the keeper has the record.
 - Only notices (`PoolNews`) are sent before the keeper has the record, because a standby waits for them to wake. They
   are hints: a client asks the vault before it acts on one.
-- A session that takes a mapper's seat, or reconnects to it, gets the notices it has missed.
+- A session that becomes a mapper, or reconnects as one, gets the notices it has missed.
 """
 
 from __future__ import annotations
@@ -60,20 +60,20 @@ class VaultPool:
         self.state = machine.PoolState()
         self._sizes: list[int] = []  # sizes of the index, then of the pages, as recorded
         self.perform = InOrder(self._carry_out)
-        self._upload = Upload()  # slabs of a pool being made or given back
-        self._lost = False  # True after a total loss: a living owner may give its pool back
+        self._upload = Upload()  # slabs of a pool being made or donated
+        self._lost = False  # True after a total loss: a living owner may donate its pool
 
-    def adopt(self, seats: list[machine.PoolSeat], *, lost: bool, donation_s: float) -> None:
-        """Restore the pool from the keeper's records. `seats` has the owner's seat if its process lives."""
+    def adopt(self, mappers: list[machine.Mapper], *, lost: bool, donation_s: float) -> None:
+        """Restore the pool from the keeper's records. `mappers` has the owner if its process lives."""
         record = self._load_record()
         self._lost = lost and record is None
         refill_from_s = self._shared.now_s() + donation_s if self._lost else 0.0
-        record = record or PoolRecord()  # there may be seats even without a record
+        record = record or PoolRecord()  # there may be mappers even without a record
         if not record.made_epoch:
             self._drop_pages()
-        seated = {seat.session for seat in seats if seat.epoch == record.last_epoch}
-        owner = record.owner if record.owner in seated else None
-        self.state, effects = machine.restore(record.last_epoch, record.pages(), owner, seats, refill_from_s)
+        sessions = {mapper.session for mapper in mappers if mapper.epoch == record.last_epoch}
+        owner = record.owner if record.owner in sessions else None
+        self.state, effects = machine.restore(record.last_epoch, record.pages(), owner, mappers, refill_from_s)
         self.perform(effects)
 
     def _load_record(self) -> PoolRecord | None:
@@ -114,7 +114,7 @@ class VaultPool:
         return {
             "pool": self.state.phase,
             "pool_bytes": self.used_bytes(),
-            "mappers": len(self.state.seats),
+            "mappers": len(self.state.mappers),
             "pool_epoch": self.state.last_epoch,
         }
 
@@ -237,12 +237,12 @@ class VaultPool:
             session.reply(protocol.Fence("cpu", epoch))
             if self.state.gpu_fence_told:
                 session.reply(protocol.Fence("gpu", epoch))
-        if self.has_seat(session):
+        if self.is_mapper(session):
             self._tell_missed(session)
 
     def disown(self, session: Session, epoch: int | None) -> None:
         """Tell a session that it no longer owns the pool of `epoch`: another one may own the pages it writes to. After
-        a total loss the vault knows no epochs and sends nothing: the session may give its pool back."""
+        a total loss the vault knows no epochs and sends nothing: the session may donate its pool."""
         if epoch is not None and epoch <= self.state.last_epoch:
             session.reply(
                 protocol.Deposed(epoch, f"epoch {epoch} does not own the pool any more: it is {self.state.phase}")
@@ -255,8 +255,8 @@ class VaultPool:
     # -- events
 
     def cut_off(self, session: Session) -> None:
-        """Handle a lost connection of a living process: it keeps its seat and pool, but unfinished uploads are
-        dropped."""
+        """Handle a lost connection of a living process: it stays a mapper and keeps its pool, but unfinished uploads
+        are dropped."""
         session.pool_donation.drop()
         if self.state.owner == session.number:
             self._upload.drop()
@@ -267,8 +267,8 @@ class VaultPool:
 
     # -- effects
 
-    def has_seat(self, session: Session) -> bool:
-        return any(seat.session == session.number for seat in self.state.seats)
+    def is_mapper(self, session: Session) -> bool:
+        return any(mapper.session == session.number for mapper in self.state.mappers)
 
     def step(self, event: machine.Event) -> None:
         self.state, effects = machine.step(self.state, event, self._shared.now_s())
@@ -306,7 +306,7 @@ class VaultPool:
             self._spread(news)  # after the owner, which needs its message first
 
     def _spread(self, news: protocol.PoolNews) -> None:
-        for number in {seat.session for seat in self.state.seats if not seat.closed}:
+        for number in {mapper.session for mapper in self.state.mappers if not mapper.closed}:
             if (session := self._shared.sessions.get(number)) is not None:
                 session.tell_at_once(news)
 
@@ -316,7 +316,7 @@ class VaultPool:
             case machine.GrantPool():
                 session.pool_call, session.pool_granted = 0, call
                 self._lost = False
-                self._record(session)  # the seat was recorded with the CPU fence just before
+                self._record(session)  # the mapper was recorded with the CPU fence just before
                 session.reply(protocol.PoolGranted(call, effect.epoch, effect.adopt, effect.made_epoch))
                 self._shared.note(
                     f"{session!r} owns the pool, epoch {effect.epoch}, {'adopted' if effect.adopt else 'fresh'}"
@@ -335,6 +335,6 @@ class VaultPool:
                 session.reply(protocol.Failed(call, effect.code, effect.reason))
 
     def _seat(self, session: Session) -> None:
-        session.maps = self.has_seat(session)
+        session.maps = self.is_mapper(session)
         session.epoch = self.state.epoch_of(session.number)
         session.remember()

@@ -2,27 +2,27 @@
 clock.
 
 Theory (facts 1, 4a, 4b). The pool outlives its owner; it is ABSENT, OWNED(epoch) or ORPHANED. The election selects the
-owner and gives each winner a larger epoch; the vault grants the pool. Every process that maps the device has a *seat*:
-its connection, its pidfd and the epoch it works under, if any.
-- The *CPU fence* of an epoch has passed when every seat of an earlier epoch has closed its connection or quiesced. No
+owner and gives each winner a larger epoch; the vault grants the pool. Every process that maps the device is a *mapper*:
+it is known by its connection, its pidfd and the epoch it works under, if any.
+- The *CPU fence* of an epoch has passed when every mapper of an earlier epoch has closed its connection or quiesced. No
   such process can queue new work then.
-- The *GPU fence* has passed when the processes of those seats have ended too. Then no queued work can still write.
+- The *GPU fence* has passed when the processes of those mappers have ended too. Then no queued work can still write.
 - A grant waits for the CPU fence. If a new pool must be made (there is none, or its geometry differs), it also waits
   for the GPU fence.
 - No fence passes by timeout. If a frozen owner stays connected, the new owner waits until its own request's deadline.
   Killing the frozen process is the supervisor's task.
 
-A process can take a seat under an epoch only while that epoch's owner exists, so no fence gets new seats to wait for
-after the owner has gone. A pool can be adopted once its owner has reported it complete. It is then identified by the
-epoch it was *made* under, also under later owners, so a client that mapped it earlier can tell if it is the same pool.
+A process can become a mapper under an epoch only while that epoch's owner exists, so no fence gets new mappers to wait
+for after the owner has gone. A pool can be adopted once its owner has reported it complete. It is then identified by
+the epoch it was *made* under, also under later owners, so a client that mapped it earlier can tell if it is the same.
 
 Always true:
 - Granted epochs strictly grow, and there is at most one owner.
-- There is no grant while a seat of an earlier epoch is connected and has not quiesced.
+- There is no grant while a mapper of an earlier epoch is connected and has not quiesced.
 - Each grant is preceded by its CPU fence and followed by at most one GPU fence.
-- A seat without epoch (a standby) keeps no fence closed.
-- If vault and keeper both died, all seats are lost. Then only the owner may donate its pool, and it has a limited time
-  before another pool is made.
+- A mapper without epoch (a standby) keeps no fence closed.
+- If vault and keeper both died, all mappers are lost. Then only the owner may donate its pool, and it has a limited
+  time before another pool is made.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from holdfast.memory.protocol import DROPPED, GRANTED, MADE, OWNER_GONE, PoolNew
 
 # An election has one winner; a few losers may still be waiting because they do not know the result.
 WAITERS_MAX = 64
-# Ranks, helpers and standbys of a few engines. Bounded, because a process that never ends keeps its seat.
-SEATS_MAX = 1024
+# Ranks, helpers and standbys of a few engines. Bounded, because a process that never ends stays a mapper.
+MAPPERS_MAX = 1024
 
 
 class PoolRefusal(StrEnum):
@@ -88,7 +88,7 @@ class PoolMade(_PoolSessionMessage, frozen=True):
 
 
 class PoolDonated(_PoolSessionMessage, frozen=True):
-    """The owner, which survived the death of both vault and keeper, gives its pool back and stays its owner."""
+    """The owner, which survived the death of both vault and keeper, donates its pool and stays its owner."""
 
     epoch: int
     geometry_hash: str
@@ -198,8 +198,9 @@ Effect = CpuFence | GrantPool | TellPoolMade | GpuFence | Orphaned | DropPool | 
 
 
 @dataclass(frozen=True, slots=True)
-class PoolSeat:
-    """A process on a connection. A seat with an epoch stays until it quiesces, or its connection *and* process end."""
+class Mapper:
+    """A process that maps the device, on one connection. One with an epoch stays until it quiesces, or its connection
+    *and* process end."""
 
     session: int
     process: int
@@ -226,14 +227,16 @@ class PoolState:
     pages: PoolPages | None = None
     owner: int | None = None
     gpu_fence_told: bool = False  # this owner has been told that the GPU fence passed
-    seats: tuple[PoolSeat, ...] = ()
+    mappers: tuple[Mapper, ...] = ()
     waiters: tuple[PoolRequested, ...] = ()
     refill_from_s: float = 0.0  # after a total loss, no new pool is granted before this time; 0: no wait
 
     def __repr__(self) -> str:
         fence = "" if self.owner is None else f", gpu fence {'passed' if self.gpu_fence_told else 'pending'}"
-        mapped = sum(not seat.closed for seat in self.seats)
-        return f"{self.phase}{fence}, {mapped} mappers, {len(self.seats) - mapped} ending, {len(self.waiters)} waiting"
+        mapped = sum(not mapper.closed for mapper in self.mappers)
+        return (
+            f"{self.phase}{fence}, {mapped} mappers, {len(self.mappers) - mapped} ending, {len(self.waiters)} waiting"
+        )
 
     @property
     def phase(self) -> str:
@@ -241,20 +244,20 @@ class PoolState:
             return f"OWNED({self.last_epoch})"
         return "ABSENT" if self.pages is None else f"ORPHANED({self.last_epoch})"
 
-    def cpu_blockers(self, epoch: int) -> tuple[PoolSeat, ...]:
-        """Return the seats that keep the CPU fence of an epoch closed."""
-        return tuple(s for s in self.seats if s.epoch is not None and s.epoch < epoch and not s.closed)
+    def cpu_blockers(self, epoch: int) -> tuple[Mapper, ...]:
+        """Return the mappers that keep the CPU fence of an epoch closed."""
+        return tuple(s for s in self.mappers if s.epoch is not None and s.epoch < epoch and not s.closed)
 
-    def gpu_blockers(self, epoch: int) -> tuple[PoolSeat, ...]:
-        """Return the seats that keep the GPU fence closed: still connected, or their process has not ended."""
-        return tuple(s for s in self.seats if s.epoch is not None and s.epoch < epoch)
+    def gpu_blockers(self, epoch: int) -> tuple[Mapper, ...]:
+        """Return the mappers that keep the GPU fence closed: still connected, or their process has not ended."""
+        return tuple(s for s in self.mappers if s.epoch is not None and s.epoch < epoch)
 
-    def in_use(self) -> tuple[PoolSeat, ...]:
-        """Return the seats that own the pool or may have work queued on it."""
+    def in_use(self) -> tuple[Mapper, ...]:
+        """Return the mappers that own the pool or may have work queued on it."""
         return self.gpu_blockers(self.last_epoch + 1)
 
     def epoch_of(self, session: int) -> int | None:
-        return next((s.epoch for s in self.seats if s.session == session and s.epoch is not None), None)
+        return next((s.epoch for s in self.mappers if s.session == session and s.epoch is not None), None)
 
 
 # -- steps
@@ -264,16 +267,16 @@ Step = tuple[PoolState, tuple[Effect, ...]]
 
 
 def restore(
-    last_epoch: int, pages: PoolPages | None, owner: int | None, seats: Iterable[PoolSeat], refill_from_s: float = 0.0
+    last_epoch: int, pages: PoolPages | None, owner: int | None, mappers: Iterable[Mapper], refill_from_s: float = 0.0
 ) -> Step:
-    """Return a new vault's state from the keeper's records. A seat listed here stays until its `ClientGone` and
+    """Return a new vault's state from the keeper's records. A mapper listed here stays until its `ClientGone` and
     `ProcessOver`.
 
-    `refill_from_s` is set if the keeper lost everything: until that time the owner may give its pool back, and no new
+    `refill_from_s` is set if the keeper lost everything: until that time the owner may donate its pool, and no new
     pool is made. Step a `PoolTick` next: if the GPU fence has passed, it tells the owner so again.
     """
-    state = _sweep(PoolState(last_epoch, pages, owner, seats=tuple(seats), refill_from_s=refill_from_s))
-    assert owner is None or state.epoch_of(owner) == last_epoch, "the owner has no seat under its epoch"
+    state = _sweep(PoolState(last_epoch, pages, owner, mappers=tuple(mappers), refill_from_s=refill_from_s))
+    assert owner is None or state.epoch_of(owner) == last_epoch, "the owner is no mapper under its epoch"
     if owner is None and pages is not None and not pages.made:
         return replace(state, pages=None), (DropPool(last_epoch),)
     return state, ()
@@ -318,8 +321,8 @@ def _apply(state: PoolState, event: Event) -> Step:
         case ClientGone():
             return _gone(state, event.session)
         case ProcessOver():
-            seats = tuple(replace(s, over=True) if s.process == event.process else s for s in state.seats)
-            return _sweep(replace(state, seats=seats)), ()
+            mappers = tuple(replace(s, over=True) if s.process == event.process else s for s in state.mappers)
+            return _sweep(replace(state, mappers=mappers)), ()
         case Discard():
             if state.pages is None or state.in_use():
                 return state, ()
@@ -333,10 +336,12 @@ def _without(waiters: tuple[PoolRequested, ...], session: int) -> tuple[PoolRequ
 
 
 def _sweep(state: PoolState) -> PoolState:
-    return replace(state, seats=tuple(s for s in state.seats if not s.closed or (s.epoch is not None and not s.over)))
+    return replace(
+        state, mappers=tuple(s for s in state.mappers if not s.closed or (s.epoch is not None and not s.over))
+    )
 
 
-# -- seats
+# -- mappers
 
 
 def _join(state: PoolState, event: MapperJoined) -> Step:
@@ -348,36 +353,36 @@ def _join(state: PoolState, event: MapperJoined) -> Step:
     if epoch is not None and any(waiter.session == session for waiter in state.waiters):
         # It would itself block the fence that it waits for.
         return state, (RefusePool(session, PoolRefusal.BUSY, "this session waits for an epoch of its own"),)
-    # A session works under one epoch with all its seats.
+    # A session works under one epoch with all its mappers.
     epoch = state.epoch_of(session) if epoch is None else epoch
-    seats = tuple(replace(s, epoch=epoch) if s.session == session else s for s in state.seats)
-    if all((s.session, s.process) != (session, event.process) for s in seats):
-        seats = (*seats, PoolSeat(session, event.process, epoch))
-    if len(seats) > SEATS_MAX:
-        return state, (RefusePool(session, PoolRefusal.TOO_MANY, f"{SEATS_MAX} processes map this device already"),)
-    return replace(state, seats=seats), ()
+    mappers = tuple(replace(s, epoch=epoch) if s.session == session else s for s in state.mappers)
+    if all((s.session, s.process) != (session, event.process) for s in mappers):
+        mappers = (*mappers, Mapper(session, event.process, epoch))
+    if len(mappers) > MAPPERS_MAX:
+        return state, (RefusePool(session, PoolRefusal.TOO_MANY, f"{MAPPERS_MAX} processes map this device already"),)
+    return replace(state, mappers=mappers), ()
 
 
 def _quiesce(state: PoolState, event: OwnerQuiesced) -> Step:
-    """Clear the epoch of a drained process's seats, on this connection and on those it has closed."""
+    """Clear the epoch of a drained process's mappers, on this connection and on those it has closed."""
     session, epoch = event.session, event.epoch
-    processes = {seat.process for seat in state.seats if seat.session == session}
+    processes = {mapper.process for mapper in state.mappers if mapper.session == session}
     if not processes:
         return state, (RefusePool(session, PoolRefusal.NOT_REGISTERED, "this session maps nothing"),)
     if (works_under := state.epoch_of(session)) not in (None, epoch):
         return state, (RefusePool(session, PoolRefusal.STALE_EPOCH, f"this session works under epoch {works_under}"),)
-    seats = tuple(
+    mappers = tuple(
         replace(s, epoch=None)
         if s.epoch == epoch and (s.session == session or (s.closed and s.process in processes))
         else s
-        for s in state.seats
+        for s in state.mappers
     )
-    return _orphan(_sweep(replace(state, seats=seats)), session)
+    return _orphan(_sweep(replace(state, mappers=mappers)), session)
 
 
 def _gone(state: PoolState, session: int) -> Step:
-    seats = tuple(replace(s, closed=True) if s.session == session else s for s in state.seats)
-    state = _sweep(replace(state, seats=seats, waiters=_without(state.waiters, session)))
+    mappers = tuple(replace(s, closed=True) if s.session == session else s for s in state.mappers)
+    state = _sweep(replace(state, mappers=mappers, waiters=_without(state.waiters, session)))
     return _orphan(state, session)
 
 
@@ -395,8 +400,8 @@ def _orphan(state: PoolState, session: int) -> Step:
 
 
 def _refusal(state: PoolState, session: int, epoch: int, donated: int | None = None) -> RefusePool | None:
-    """Return why the session cannot have the epoch. A donor may already have a seat under the epoch it owns."""
-    if all(seat.session != session for seat in state.seats):
+    """Return why the session cannot have the epoch. A donor may already be a mapper under the epoch it owns."""
+    if all(mapper.session != session for mapper in state.mappers):
         return RefusePool(session, PoolRefusal.NOT_REGISTERED, "name the process that maps the device first")
     if any(waiter.session == session for waiter in state.waiters):
         return RefusePool(session, PoolRefusal.BUSY, "this session waits already")
@@ -466,8 +471,8 @@ def _grant(state: PoolState) -> Step:
 def _become_owned(state: PoolState, session: int, epoch: int, pages: PoolPages) -> Step:
     assert state.owner is None, f"two owners: {state!r}"
     assert epoch > state.last_epoch, f"epoch {epoch} after {state!r}"
-    seats = tuple(replace(s, epoch=epoch) if s.session == session else s for s in state.seats)
-    state = replace(state, last_epoch=epoch, pages=pages, owner=session, seats=seats)
+    mappers = tuple(replace(s, epoch=epoch) if s.session == session else s for s in state.mappers)
+    state = replace(state, last_epoch=epoch, pages=pages, owner=session, mappers=mappers)
     state = replace(state, gpu_fence_told=False, refill_from_s=0.0)
     stale = tuple(waiter for waiter in state.waiters if waiter.epoch <= epoch)
     state = replace(state, waiters=tuple(waiter for waiter in state.waiters if waiter.epoch > epoch))
@@ -492,7 +497,7 @@ def news_of(effect: Effect) -> PoolNews | None:
 def missed(state: PoolState) -> tuple[PoolNews, ...]:
     """Return the notices that a client has missed when it connects or reconnects, oldest first.
 
-    A vault that never granted a pool returns none: after a total loss the owner may still give its pool back.
+    A vault that never granted a pool returns none: after a total loss the owner may still donate its pool.
     """
     if not state.last_epoch:
         return ()

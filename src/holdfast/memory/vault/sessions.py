@@ -3,7 +3,7 @@
 Always true:
 - The vault's replies to a client are sent in order, each only after the keeper has acknowledged every record put before
   it. Hints do not wait.
-- A client's record has only what a restarted vault must know: the weights it reads, its seat and its epoch.
+- A client's record has only what a restarted vault must know: the weights it reads, if it is a mapper, and its epoch.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class ClientRecord(msgspec.Struct, frozen=True, array_like=True):
     engine_id: int
     pid: int
     generation: int | None  # the weights it reads
-    maps: bool  # it has a seat among the device's mappers
+    maps: bool  # it is one of the device's mappers
     epoch: int | None  # the epoch it works under
     closed: bool  # only its connection has ended: it keeps the GPU fence closed and will not reconnect
 

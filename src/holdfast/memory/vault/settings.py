@@ -24,7 +24,7 @@ class VaultSettings(msgspec.Struct, frozen=True):
     leased: bool = False
     allowed_uids: tuple[int, ...] = ()  # besides the vault's own
     status_address: str = ""  # where /metrics is served; empty: nowhere
-    # After vault and keeper both died: how long engines have to give back the weights and the pool they still map,
+    # After vault and keeper both died: how long engines have to donate the weights and the pool they still map,
     # before new ones are made. A living owner reconnects as soon as the socket answers; if the owner died too, its
     # streams stall for this time.
     weights_donation_s: float = 3.0
@@ -51,7 +51,7 @@ class VaultSettings(msgspec.Struct, frozen=True):
 
     def mark(self, text: str) -> None:
         """Overwrite the marker in place, which needs no disk space. If this fails, the next vault takes a total loss
-        for a first start and does not wait for engines to give memory back."""
+        for a first start and does not wait for engines to donate memory."""
         if self.marked(text):
             return
         try:

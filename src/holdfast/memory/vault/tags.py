@@ -59,15 +59,15 @@ def wrong_count(upload: Upload, sizes: list[int], fds: list[int]) -> Why | None:
 def wrong_slab(device: str, sizes: list[int], fds: list[int], *, sealed: bool | None) -> Why | None:
     """Return why a slab is not acceptable. Host slabs must be sealed against writing (`sealed=True`) or must not be
     (False); None accepts both."""
-    for place, (size, fd) in enumerate(zip(sizes, fds, strict=True)):
+    for index, (size, fd) in enumerate(zip(sizes, fds, strict=True)):
         try:
             found = check_slab_fd(device, fd)
             if is_host(device) and sealed is not None and is_sealed(fd) is not sealed:
                 raise WrongFd("the slab must be sealed against writing" if sealed else "the slab cannot be written")
         except DeviceError as error:
-            return "wrong_fd", f"slab {place}: {error}"
+            return "wrong_fd", f"slab {index}: {error}"
         if found not in (0, size):
-            return "wrong_fd", f"slab {place} has {found} bytes, announced were {size}"
+            return "wrong_fd", f"slab {index} has {found} bytes, announced were {size}"
     return None
 
 
@@ -85,7 +85,7 @@ def wrong_pool_slab(device: str, upload: Upload, sizes: list[int], fds: list[int
 
 
 def wrong_donation(device: str, layout: Layout, upload: Upload, *, last: bool) -> Why | None:
-    """Return why a donation is not acceptable. A set must be given back complete and as it was committed."""
+    """Return why a donation is not acceptable. A set must be donated complete and as it was committed."""
     if (problem := layout.problem()) is not None:
         return "bad_donation", problem
     came, wanted = len(upload.fds), len(layout.slab_sizes)

@@ -32,7 +32,7 @@ from holdfast.memory.fdsocket import FDS_PER_FRAME_MAX, FRAME_BYTES_MAX, FdConne
 from holdfast.memory.protocol import VERSION, Hello, Welcome
 from holdfast.memory.vault import pool_machine, weights_machine
 from holdfast.memory.vault.pool import VaultPool
-from holdfast.memory.vault.pool_machine import PoolSeat
+from holdfast.memory.vault.pool_machine import Mapper
 from holdfast.memory.vault.records import VaultRecords
 from holdfast.memory.vault.sessions import PREFIX, ClientRecord, Processes, Session, decode_client
 from holdfast.memory.vault.settings import ENDED, LIVE, WARM, VaultSettings
@@ -175,12 +175,12 @@ class Vault:
         """Restore the state from the keeper's records, then accept connections."""
         settings = self._settings
         lost = settings.marked(LIVE) and not self._records.whole
-        readers, seats = self._expect_clients()
+        readers, mappers = self._expect_clients()
         refill_from_s = self._loop.time() + settings.weights_donation_s if lost else None
         self.weights.adopt(readers, NEVER_S if settings.leased and settings.marked(WARM) else refill_from_s)
         if self.weights.state.refill_from_s != NEVER_S:
             settings.mark(LIVE)
-        self.pool.adopt(seats, lost=lost, donation_s=self._settings.pool_donation_s)
+        self.pool.adopt(mappers, lost=lost, donation_s=self._settings.pool_donation_s)
         if lost:  # if this vault dies before, the next one must know of the loss too
             self._loop.call_later(settings.weights_donation_s, self._records.mark_whole)
         else:
@@ -191,9 +191,9 @@ class Vault:
         self._loop.add_reader(self._listener.fileno(), self._accept)
         self._tick()
 
-    def _expect_clients(self) -> tuple[list[GenerationHolder], list[PoolSeat]]:
+    def _expect_clients(self) -> tuple[list[GenerationHolder], list[Mapper]]:
         """Restore the sessions of the previous vault's clients whose processes still run; end the others."""
-        readers, seats = list[GenerationHolder](), list[PoolSeat]()
+        readers, mappers = list[GenerationHolder](), list[Mapper]()
         for key, record in list(self._records.by_key.items()):
             if not key.startswith(PREFIX):
                 continue
@@ -205,9 +205,9 @@ class Vault:
             if session.generation is not None:
                 readers.append(GenerationHolder(session.number, session.generation))
             if session.maps:
-                seats += [PoolSeat(session.number, p, session.epoch, closed=session.closed) for p in session.processes]
+                mappers += [Mapper(session.number, p, session.epoch, closed=session.closed) for p in session.processes]
         self._numbers = itertools.count(max([*self.sessions, *self._ended], default=0) + 1)
-        return readers, seats
+        return readers, mappers
 
     def _known_before(self, record: ClientRecord, pidfds: list[int]) -> Session:
         hello = Hello(VERSION, record.client, record.engine_id, record.pid)
@@ -290,7 +290,7 @@ class Vault:
 
     def session_lost(self, session: Session, why: str) -> None:
         """Handle the end of a connection. A session under an epoch ends with it only if its process has ended or has
-        sent `Leave`; the CPU fence relies on that. If the process still runs, the session keeps its seat and is
+        sent `Leave`; the CPU fence relies on that. If the process still runs, the session stays a mapper and is
         expected to reconnect."""
         connection = session.connection
         if connection is None:
@@ -314,7 +314,7 @@ class Vault:
         self.pool.gone(session)  # first: if it owned the pool, a standby waits for this notice
         self.weights.gone(session)
         session.generation = None
-        if self._processes.live(session.processes) and self.pool.has_seat(session):
+        if self._processes.live(session.processes) and self.pool.is_mapper(session):
             session.closed = True  # its GPU work may still run: a restarted vault must know of it
             self._ended[session.number] = session
             session.remember()
@@ -339,7 +339,7 @@ class Vault:
 
     def _forget_fenced(self) -> None:
         """Forget ended sessions that no longer keep a fence closed."""
-        for session in [s for s in self._ended.values() if not self.pool.has_seat(s)]:
+        for session in [s for s in self._ended.values() if not self.pool.is_mapper(s)]:
             del self._ended[session.number]
             session.forget()
 

@@ -230,7 +230,7 @@ class VaultWarm:
         weights = self._weights.state
         numbers = [weights.writer.session] if weights.writer is not None else []
         numbers += [reader.session for reader in weights.readers]
-        numbers += [seat.session for seat in self._pool.state.in_use()]
+        numbers += [mapper.session for mapper in self._pool.state.in_use()]
         known = self._shared.sessions
         return tuple(
             repr(known[number]) if number in known else f"client {number}: its process has not ended"
@@ -253,14 +253,14 @@ class VaultWarm:
                 self._shared.mark(WARM)  # before the device's copy is freed: if this vault dies, the next one must know
                 self._pool.step(pool_machine.Discard())
                 self.device_bytes = self.state.size_bytes
-                self._weights.drop_slabs(generation, self._settled)
+                self._weights.drop_slabs(generation, self._on_keeper_updated)
             case machine.CopyIn(generation):
                 self.device_bytes = self.state.size_bytes
                 self._in_thread(partial(self._copy_in, generation))
             case machine.RecordSlabs(generation):
                 self.device_bytes = 0  # they are in a record now
                 slabs, self._slabs = self._slabs, []
-                self._weights.record_slabs(generation, slabs, self._settled)
+                self._weights.record_slabs(generation, slabs, self._on_keeper_updated)
             case machine.FreeHost():
                 self._loop.run_in_executor(self._thread, self._mover.forget).add_done_callback(self._forgotten)
             case machine.ShowWeights():
@@ -280,7 +280,7 @@ class VaultWarm:
         moved = f"{figures.size_bytes} bytes in {took_ms:.0f} ms"
         self._shared.note(f"{session!r} had the weights moved, {moved}: {self.state!r}")
 
-    def _settled(self) -> None:
+    def _on_keeper_updated(self) -> None:
         self.device_bytes = 0
         self.step(machine.KeeperUpdated())
 

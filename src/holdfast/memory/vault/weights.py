@@ -46,14 +46,14 @@ class VaultWeights:
         self.perform = InOrder(self._carry_out)
         self.layouts: dict[int, Layout] = {}  # by generation
         self._uploads: dict[int, Upload] = {}  # by session
-        # True after a total loss until weights are written: an engine that still maps the weights may give them back.
+        # True after a total loss until weights are written: an engine that still maps the weights may donate them.
         self._lost = False
 
     # -- the vault's life
 
     def adopt(self, readers: list[machine.GenerationHolder], refill_from_s: float | None) -> None:
         """Restore the weights from the keeper's records. `refill_from_s` is set if records were lost: until then,
-        clients that map the weights may give them back. NEVER_S: the weights were lost in host memory and are not
+        clients that map the weights may donate them. NEVER_S: the weights were lost in host memory and are not
         reloaded."""
         generations = []
         for key, record in self._shared.records.by_key.items():
@@ -63,11 +63,11 @@ class VaultWeights:
                 generations.append(machine.Generation(number, self.layouts[number].hash()))
         self._lost = refill_from_s is not None and not generations
         known = {generation.number for generation in generations}
-        seats = [reader for reader in readers if reader.generation in known]
+        kept = [reader for reader in readers if reader.generation in known]
         gone = self._shared.records.by_key.get(GONE)
         self.state, effects = machine.restore(
             generations,
-            seats,
+            kept,
             refill_from_s=None if generations and refill_from_s != machine.NEVER_S else refill_from_s,
             gone=int(gone.blob) if gone is not None else 0,
         )

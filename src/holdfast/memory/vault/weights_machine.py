@@ -77,7 +77,7 @@ class Commit(_WeightsSessionMessage, frozen=True):
 
 
 class DonateWeights(_WeightsSessionMessage, frozen=True):
-    """After vault and keeper both died, a session that still maps a complete generation gives it back.
+    """After vault and keeper both died, a session that still maps a complete generation donates it.
 
     The vault has checked the hash against the whole set. If it has the same weights already, the session becomes a
     reader of those.
@@ -169,7 +169,7 @@ Effect = Answered | Aborted | TellSuperseded | AskToLetGo | DropGeneration
 
 class WeightsSituation(StrEnum):
     EMPTY = "empty"
-    HELD = "held"  # empty after a total loss: an engine that still maps the old bytes may give them back
+    HELD = "held"  # empty after a total loss: an engine that still maps the old bytes may donate them
     WRITING = "writing"  # a first generation is being written
     COMMITTED = "committed"
     READ = "read"  # committed, and in use
@@ -288,7 +288,7 @@ class WeightsState:
     def readers_of(self, generation: Generation | None) -> list[int]:
         return [reader.session for reader in self.readers if generation and reader.generation == generation.number]
 
-    def place_of(self, session: int) -> str:
+    def lock_role_of(self, session: int) -> str:
         """Return as text whether a session writes, reads or waits; empty if none of these."""
         if self.writer is not None and self.writer.session == session:
             return f"writes generation {self.writer.generation}"
@@ -328,14 +328,14 @@ def restore(
     known = sorted(generations, key=lambda generation: generation.number)
     numbers = [generation.number for generation in known]
     assert len(set(numbers)) == len(numbers), f"a generation is recorded twice: {numbers}"
-    seats = tuple(readers)
-    assert all(reader.generation in numbers for reader in seats), "a reader's generation is not recorded"
+    kept = tuple(readers)
+    assert all(reader.generation in numbers for reader in kept), "a reader's generation is not recorded"
     current = known.pop() if known and known[-1].number > gone else None
     state = WeightsState(
         last_generation=max([last_generation, gone, *numbers]),
         current=current,
         superseded=tuple(known),
-        readers=seats,
+        readers=kept,
         refill_from_s=refill_from_s if current is None else None,
     )
     return _drop_unread(state)
@@ -380,7 +380,7 @@ def _ask(state: WeightsState, ask: RequestLock) -> Step:
         return state, (RefuseLock(ask.session, WeightsRefusal.BAD_REQUEST, f"{ask.mode} replaces nothing: ask for rw"),)
     if ask.mode == "drop" and ask.replace is None:
         return state, (RefuseLock(ask.session, WeightsRefusal.BAD_REQUEST, "drop takes the hash of what is to go"),)
-    if taken := state.place_of(ask.session):
+    if taken := state.lock_role_of(ask.session):
         return state, (RefuseLock(ask.session, WeightsRefusal.BUSY, f"this session {taken} already"),)
     pressed = state.readers_of(state.current) if _kind(state, ask) is LockKind.DROP else ()
     return replace(state, waiters=(*state.waiters, ask)), tuple(AskToLetGo(session) for session in pressed)
@@ -406,7 +406,7 @@ def _become_current(state: WeightsState, committed: Generation, session: int) ->
 
 def _donate(state: WeightsState, event: DonateWeights) -> Step:
     session = event.session
-    if taken := state.place_of(session):
+    if taken := state.lock_role_of(session):
         return state, (RefuseLock(session, WeightsRefusal.BUSY, f"this session {taken} already"),)
     if state.writer is not None and state.current is None:
         return state, (RefuseLock(session, WeightsRefusal.STALE, "too late: new weights are being written"),)
@@ -468,14 +468,14 @@ def _answer_waiters(state: WeightsState) -> Step:
         if first is not None:
             state, effects = grant(state, first)
             told += effects
-    judged = [(ask, decide_lock(state, ask)) for ask in state.waiters]
-    assert all(answer is not LockAnswer.WRITE for _, answer in judged), f"two writers: {state!r}"
-    state = replace(state, waiters=tuple(ask for ask, answer in judged if answer is LockAnswer.WAIT))
+    decided = [(ask, decide_lock(state, ask)) for ask in state.waiters]
+    assert all(answer is not LockAnswer.WRITE for _, answer in decided), f"two writers: {state!r}"
+    state = replace(state, waiters=tuple(ask for ask, answer in decided if answer is LockAnswer.WAIT))
     if state.current is not None:
-        reading = [ask.session for ask, answer in judged if answer is LockAnswer.READ]
+        reading = [ask.session for ask, answer in decided if answer is LockAnswer.READ]
         state, effects = _grant_read(state, reading, state.current)
         told += effects
-    told += [_deny(state, ask, answer) for ask, answer in judged if answer not in (LockAnswer.WAIT, LockAnswer.READ)]
+    told += [_deny(state, ask, answer) for ask, answer in decided if answer not in (LockAnswer.WAIT, LockAnswer.READ)]
     return state, tuple(told)
 
 

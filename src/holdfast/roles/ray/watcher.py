@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.address import TcpAddress, parse_address
-from holdfast.core.errors import Refused, UserError, settled
+from holdfast.core.errors import Refused, UserError, refuse_user_errors
 from holdfast.core.tasks import Tasks, beside, done_within, first
 from holdfast.roles.ray import cluster
 from holdfast.roles.ray.agent import AgentSite, HoldfastAgent
@@ -52,7 +52,7 @@ def _host_bytes(launch: RayLaunch, node: RayNode) -> int:
 
 async def run_watcher(launch: RayLaunch, stop: asyncio.Event, on_ready: Any) -> None:
     """Until it is told to stop. Refused says why the cluster cannot be used."""
-    with settled():
+    with refuse_user_errors():
         cluster.check_installed()
     await _reach(launch.address)
     try:

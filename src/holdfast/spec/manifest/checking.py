@@ -82,7 +82,7 @@ class Shaper:
         if not isinstance(node.value, tuple):
             self._wrong(node, path, tuple)
             return None
-        return tuple(self._value(setting, kind, one, f"{path}[{place}]") for place, one in enumerate(node.value))
+        return tuple(self._value(setting, kind, one, f"{path}[{index}]") for index, one in enumerate(node.value))
 
     def _by_name(self, kind: type[Section], node: Node, path: str) -> Any:
         if not isinstance(node.value, dict):

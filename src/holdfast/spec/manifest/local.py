@@ -19,7 +19,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.core.address import TcpAddress
-from holdfast.core.errors import Refused, settled
+from holdfast.core.errors import Refused, refuse_user_errors
 from holdfast.settings import Environment, read_environment
 from holdfast.spec.arguments import HelpWanted
 from holdfast.spec.canaries import is_text
@@ -95,7 +95,7 @@ class Machine:
 def replica_launches(pod: Pod, replica: str, slots: Sequence[DeviceSlot], machine: Machine) -> list[Launch]:
     """Return the processes of the replica with this name; raise Refused if one cannot run. `slots`: the devices of a
     failover group (`slots_needed`), or of a worker without failover that has a device."""
-    with settled():
+    with refuse_user_errors():
         return list(_launches(pod, replica, slots, machine))
 
 
@@ -122,7 +122,7 @@ def slots_needed(pod: Pod, machine: Machine) -> tuple[int, bool]:
 
 def worker_of(pod: Pod, machine: Machine) -> WorkerLaunch:
     """Return the settings of an engine of a worker's pod, without its slots; raise Refused if it cannot run."""
-    with settled():
+    with refuse_user_errors():
         launch = _worker(pod.containers[0], pod.name, machine)
         gpus = pod.claims[0].gpus if pod.claims else 1
         if launch.engine == "vllm" and gpus != launch.vllm.ranks:

@@ -91,13 +91,13 @@ def _shares(manifest: Manifest) -> Findings:
         yield Finding(("spec", "shares"), "there is no frontend here to share", mend=mend)
     if len(shares) > SHARES_MAX:
         yield Finding(("spec", "shares"), f"must be {SHARES_MAX} or fewer, got {len(shares)}")
-    for place, other in enumerate(shares):
-        at = ("spec", "shares", place)
+    for index, other in enumerate(shares):
+        at = ("spec", "shares", index)
         if not re.fullmatch(NAME[0], other):
             yield Finding(at, f"must be {NAME[1]}, got {other!r}")
         elif other == manifest.name:
             yield Finding(at, "a deployment's frontends serve its own workers anyway", mend="leave it out")
-        elif other in shares[:place]:
+        elif other in shares[:index]:
             yield Finding(at, f"{other} is there twice", mend="leave one of them out")
 
 
@@ -149,9 +149,9 @@ def _canaries(manifest: Manifest) -> Findings:
             yield Finding(at, what)
         if len(asked) > PROMPTS_MAX:
             yield Finding(at, f"must be {PROMPTS_MAX} or fewer, got {len(asked)}")
-        for place, one in enumerate(asked):
+        for index, one in enumerate(asked):
             if (wrong := one.problem()) is not None:
-                yield Finding((*at, place, written[wrong[0]]), wrong[1])
+                yield Finding((*at, index, written[wrong[0]]), wrong[1])
 
 
 def _refused_words(manifest: Manifest) -> Findings:
@@ -159,13 +159,13 @@ def _refused_words(manifest: Manifest) -> Findings:
     for service_at, service in services_in(manifest):
         at = (*service_at, "extraPodSpec", "mainContainer")
         for field, words in (("command", service.container.command), ("args", service.container.args)):
-            for place, word in enumerate(words):
+            for index, word in enumerate(words):
                 if found := LORA_WORD.search(word):
                     mend = "serve the merged model under a name of its own"
-                    yield Finding((*at, field, place), f"LoRA adapters are not supported ({found[0]})", mend=mend)
+                    yield Finding((*at, field, index), f"LoRA adapters are not supported ({found[0]})", mend=mend)
                 elif found := DRAFT_WORD.search(word):
                     mend, said = "leave it out; every model decodes by itself", found[0].strip('"')
-                    yield Finding((*at, field, place), f"draft models are not supported ({said})", mend=mend)
+                    yield Finding((*at, field, index), f"draft models are not supported ({said})", mend=mend)
     for at, variable in variables_in(manifest):
         if variable.name.startswith("DYN_LORA_"):
             yield Finding((*at, "name"), f"LoRA adapters are not supported ({variable.name})", mend="leave it out")
@@ -285,13 +285,13 @@ def services_in(manifest: Manifest) -> Iterator[tuple[Steps, Service]]:
 
 def variables_in(manifest: Manifest) -> Iterator[tuple[Steps, EnvVar]]:
     """Yield every variable of the manifest, with its path."""
-    for place, variable in enumerate(manifest.spec.envs):
-        yield ("spec", "envs", place), variable
+    for index, variable in enumerate(manifest.spec.envs):
+        yield ("spec", "envs", index), variable
     for at, service in services_in(manifest):
-        for place, variable in enumerate(service.envs):
-            yield (*at, "envs", place), variable
-        for place, variable in enumerate(service.container.env):
-            yield (*at, "extraPodSpec", "mainContainer", "env", place), variable
+        for index, variable in enumerate(service.envs):
+            yield (*at, "envs", index), variable
+        for index, variable in enumerate(service.container.env):
+            yield (*at, "extraPodSpec", "mainContainer", "env", index), variable
 
 
 def probes_of(at: Steps, service: Service) -> Iterator[tuple[Steps, Probe]]:

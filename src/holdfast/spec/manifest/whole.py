@@ -58,7 +58,7 @@ def whole(manifest: Manifest, machine: Machine, gpus: Sequence[str], named: Name
             launches += replica_launches(pod, pod.replica(number), own, machine)
     if not any(service.replicas for service in manifest.of_type(PLANNER).values()):
         launches.append(control_of(manifest.name, machine))
-    return [settled_launch(launch, named, max(1, pairs_on(taken[True]))) for launch in launches]
+    return [with_model(launch, named, max(1, pairs_on(taken[True]))) for launch in launches]
 
 
 def findings(manifest: Manifest, machine: Machine) -> Findings:
@@ -119,7 +119,7 @@ def control_of(deployment: str, machine: Machine) -> ControlLaunch:
     return replace(control, name=f"{deployment}-control", status_any=True)
 
 
-def settled_launch(launch: Launch, named: Named, sharing: int) -> Launch:
+def with_model(launch: Launch, named: Named, sharing: int) -> Launch:
     """Return the launch with its model's source and name, and the number of workers on its GPU. Raise Refused if
     several share a GPU without a KV pool size."""
     if not isinstance(launch, WorkerLaunch):

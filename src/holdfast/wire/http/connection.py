@@ -32,7 +32,7 @@ PIPELINE_MAX = 16
 UNCOUNTED_BYTES_MAX = 64 * 1024
 
 
-class Ahead:
+class PipelinedRequests:
     """The requests that a client sent ahead of their answers, in order. It calls `buffered` with each change of the
     bytes that its unanswered bodies hold."""
 
@@ -103,7 +103,7 @@ class HttpConnection(asyncio.Protocol):
         self._left = left
         self._loop = asyncio.get_running_loop()
         self._reader = RequestReader(bounds, self._on_request, self._on_expect, lambda head: admit(self, head))
-        self.ahead = Ahead(self._reader, bounds.body_bytes_max, held)
+        self.ahead = PipelinedRequests(self._reader, bounds.body_bytes_max, held)
         self.transport: asyncio.Transport | None = None
         self.responder: Responder | None = None
         self.paused = False

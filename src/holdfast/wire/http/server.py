@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from holdfast.core.address import Address, TcpAddress
 from holdfast.core.ports import Listener, Network
-from holdfast.wire.accepting import SHARE_OF_PAGES, Idle, make_room, places
+from holdfast.wire.accepting import SHARE_OF_PAGES, Idle, connections_max, make_room
 from holdfast.wire.http.connection import Admit, Handler, HttpConnection
 from holdfast.wire.http.request import HttpBounds, HttpRequest, RefusedRequest
 from holdfast.wire.http.response import RETRY_SOON, refusal
@@ -109,7 +109,7 @@ class HttpServer:
     def _came(self, connection: HttpConnection) -> None:
         """Add a connection. If all places are taken, close an idle one, or give the new one a spared place for one
         answer."""
-        most = places(self._share)
+        most = connections_max(self._share)
         spared = max(1, int(most * SPARED_SHARE))
         here = len(self.connections) - len(self._excess)
         if here >= most - spared and not make_room(self._idle(lambda one: not one.closing)):

@@ -125,7 +125,7 @@ def step(rows: int, length: int, width: int) -> None:
     piece = checks.SharePiece([0] * (rows + 1), length, [0] * 70)
     tiles = checks.kernel_batch([piece, piece], 16, torch.device(GPU), attention.tile_tokens(32, 8)).tiles
     attention.chunk_attention(queries.repeat(4, 1, 1), kv, tiles, queries.new_empty(4 * rows, 4096))
-    words, ones = checks.noise.token_words(1000, GPU), torch.ones(rows, 1, device=GPU)
+    words, ones = checks.noise.token_hashes(1000, GPU), torch.ones(rows, 1, device=GPU)
     logits = torch.zeros(rows, 1000, dtype=torch.bfloat16, device=GPU)
     sampling.sample(logits, blocks, positions, ones, words, ones.bool())
     torch.cuda.synchronize()

@@ -70,7 +70,7 @@ def token_id(tokenizer: Mapping[str, Any], text: str) -> int | None:
         found = vocabulary.get(text)
         return found if isinstance(found, int) else None
     # A unigram's is a list of pairs, in the order of the ids.
-    return next((place for place, pair in enumerate(vocabulary or ()) if pair[0] == text), None)
+    return next((index for index, pair in enumerate(vocabulary or ()) if pair[0] == text), None)
 
 
 @dataclass(frozen=True, slots=True)

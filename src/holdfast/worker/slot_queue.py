@@ -1,27 +1,27 @@
-"""Decides which frontend gets the next free place (the slot of one stream) of a full worker. Pure.
+"""Decides which frontend gets the next free slot (room for one stream) of a full worker. Pure.
 
 Several frontends share a worker and do not know of each other, so only the worker can be fair:
 
-- The worker turns away a request that finds no place and puts its frontend in line. The request never ran, so this is
+- The worker turns away a request that finds no slot and puts its frontend in line. The request never ran, so this is
   no failure.
-- The worker *keeps* the next free place for the frontend in line with the fewest streams here, and tells it so.
+- The worker *keeps* the next free slot for the frontend in line with the fewest streams here, and tells it so.
 - That frontend sends a request, or passes and leaves the line.
 
-A frontend that wants few places therefore gets them, and the others get equal shares.
+A frontend that wants few slots therefore gets them, and the others get equal shares.
 
-While capacity is short, some requests may not use every place (`routing.degradation`):
+While capacity is short, some requests may not use every slot (`routing.degradation`):
 
-- Such a request must *leave* some places free for other requests.
+- Such a request must *leave* some slots free for other requests.
 - If no more than these are free, nothing is kept for a frontend whose last request was turned away under this bound.
-- Such a request cannot use a place that was kept for requests without the bound.
-- When a frontend cancels a request that was turned away, its bound is forgotten: the frontend is offered any place.
+- Such a request cannot use a slot that was kept for requests without the bound.
+- When a frontend cancels a request that was turned away, its bound is forgotten: the frontend is offered any slot.
 
 Always true:
 
-- Every kept place is free, and is kept for a frontend in line.
-- A kept place is given up after `KEEP_S`, because a frozen frontend must not hold one. That frontend gets no other
+- Every kept slot is free, and is kept for a frontend in line.
+- A kept slot is given up after `KEEP_S`, because a frozen frontend must not hold one. That frontend gets no other
   offer until it sends something.
-- A frontend stays in line until it passes or disconnects: it sends nothing until it is offered a place.
+- A frontend stays in line until it passes or disconnects: it sends nothing until it is offered a slot.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ KEEP_S = 1.0
 @dataclass(slots=True)
 class _Turn:
     kept: int = 0
-    until_s: float = 0.0  # when the kept places are given up
-    leaves: int = 0  # free places that its last request must leave to others
-    kept_for: int = 0  # `leaves` when the places were kept: a request that leaves more cannot use them
+    until_s: float = 0.0  # when the kept slots are given up
+    leaves: int = 0  # free slots that its last request must leave to others
+    kept_for: int = 0  # `leaves` when the slots were kept: a request that leaves more cannot use them
     silent: bool = False  # it did not answer its last offer in time
 
 
-class Shares(Generic[Peer]):
-    """The line of frontends that wait for a place, and the places kept for them."""
+class SlotQueue(Generic[Peer]):
+    """The line of frontends that wait for a slot, and the slots kept for them."""
 
     def __init__(self) -> None:
         self._line: dict[Peer, _Turn] = {}  # in the order of their last offers
@@ -60,11 +60,11 @@ class Shares(Generic[Peer]):
         return peer in self._line
 
     def turn_away(self, peer: Peer, leaves: int = 0) -> None:
-        """Put a frontend in line, or leave it there; `leaves` is the bound of the request that found no place."""
+        """Put a frontend in line, or leave it there; `leaves` is the bound of the request that found no slot."""
         self._line.setdefault(peer, _Turn()).leaves = leaves
 
     def admit(self, peer: Peer, free: int, leaves: int = 0) -> bool:
-        """Return whether a request of `peer` may use one of `free` places. A place kept for `peer` is used first."""
+        """Return whether a request of `peer` may use one of `free` slots. A slot kept for `peer` is used first."""
         turn = self._line.get(peer)
         if turn is not None:
             turn.silent = False
@@ -72,24 +72,24 @@ class Shares(Generic[Peer]):
             turn.kept -= 1
             self.kept -= 1
             if leaves <= turn.kept_for:
-                leaves = 0  # the place was kept for such a request
+                leaves = 0  # the slot was kept for such a request
         return free - leaves > self.kept
 
     def leave(self, peer: Peer) -> None:
-        """Remove a frontend from the line, with its kept places: it passed or disconnected."""
+        """Remove a frontend from the line, with its kept slots: it passed or disconnected."""
         turn = self._line.pop(peer, None)
         if turn is not None:
             self.kept -= turn.kept
 
     def decline(self, peer: Peer) -> None:
-        """Give up the places kept for a frontend; it stays in line."""
+        """Give up the slots kept for a frontend; it stays in line."""
         turn = self._line.get(peer)
         if turn is not None:
             self.kept -= turn.kept
             turn.kept, turn.silent = 0, False
 
     def forget_bound(self, peer: Peer) -> None:
-        """Forget how many places the frontend must leave free: its last request may have been cancelled."""
+        """Forget how many slots the frontend must leave free: its last request may have been cancelled."""
         turn = self._line.get(peer)
         if turn is not None:
             turn.leaves = 0
@@ -99,7 +99,7 @@ class Shares(Generic[Peer]):
         self.kept = 0
 
     def offer(self, free: int, streams_of: Callable[[Peer], int], now_s: float) -> dict[Peer, int]:
-        """Keep free places for frontends in line; return the number for each. A frontend with an unanswered offer gets
+        """Keep free slots for frontends in line; return the number for each. A frontend with an unanswered offer gets
         no other."""
         for turn in self._line.values():
             if turn.kept and turn.until_s <= now_s:
@@ -107,30 +107,30 @@ class Shares(Generic[Peer]):
                 turn.kept, turn.silent = 0, True
         spare = free - self.kept
         fewest = [
-            (streams_of(peer), place, peer)
-            for place, (peer, turn) in enumerate(self._line.items())
+            (streams_of(peer), position, peer)
+            for position, (peer, turn) in enumerate(self._line.items())
             if not (turn.kept or turn.silent)
         ]
         offers: dict[Peer, int] = {}
         heapq.heapify(fewest)
         while fewest and spare > 0:
-            streams, place, peer = fewest[0]
+            streams, position, peer = fewest[0]
             if spare <= self._line[peer].leaves:
                 heapq.heappop(fewest)
                 continue
-            heapq.heapreplace(fewest, (streams + 1, place, peer))  # places differ: `peer` is never compared
+            heapq.heapreplace(fewest, (streams + 1, position, peer))  # positions differ: `peer` is never compared
             offers[peer] = offers.get(peer, 0) + 1
             spare -= 1
-        for peer, places in offers.items():
+        for peer, slots in offers.items():
             turn = self._line[peer] = self._line.pop(peer)
-            turn.kept, turn.until_s, turn.kept_for = places, now_s + KEEP_S, turn.leaves
-            self.kept += places
+            turn.kept, turn.until_s, turn.kept_for = slots, now_s + KEEP_S, turn.leaves
+            self.kept += slots
         return offers
 
     @property
     def given_up_at_s(self) -> float | None:
-        """Return when the first kept place is given up; None while none is kept."""
+        """Return when the first kept slot is given up; None while none is kept."""
         return min((turn.until_s for turn in self._line.values() if turn.kept), default=None)
 
     def __repr__(self) -> str:
-        return f"<Shares {len(self._line)} in line, {self.kept} places kept>"
+        return f"<SlotQueue {len(self._line)} in line, {self.kept} slots kept>"

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from holdfast.worker.shares import KEEP_S, Shares
+from holdfast.worker.slot_queue import KEEP_S, SlotQueue
 
 PLACES = 8
 WHO = st.sampled_from("ABCD")
@@ -19,7 +19,7 @@ class SharesMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shares: Shares[str] = Shares()
+        self.slot_queue: SlotQueue[str] = SlotQueue()
         self.streams = dict.fromkeys("ABCD", 0)
         self.room = dict.fromkeys("ABCD", 0)  # what each has been offered and not answered
         self.leaves = dict.fromkeys("ABCD", 0)  # what was left free by the request each was turned away with
@@ -34,7 +34,7 @@ class SharesMachine(RuleBasedStateMachine):
         return PLACES - sum(self.streams.values())
 
     def offer(self) -> None:
-        for who, places in self.shares.offer(self.free, self.streams.__getitem__, self.now_s).items():
+        for who, places in self.slot_queue.offer(self.free, self.streams.__getitem__, self.now_s).items():
             assert places > 0
             assert self.room[who] == 0
             assert who not in self.silent, "a frozen one would hold a place again and again"
@@ -44,9 +44,11 @@ class SharesMachine(RuleBasedStateMachine):
     @rule(who=WHO, leaves=st.sampled_from([0, 0, 2, 6]))
     def ask(self, who: str, leaves: int) -> None:
         """For a request that may have every place, or leaves some to others."""
-        rest = self.shares.kept - (self.room[who] > 0)  # what is kept for itself is kept too, but for the one it uses
+        rest = self.slot_queue.kept - (
+            self.room[who] > 0
+        )  # what is kept for itself is kept too, but for the one it uses
         promised = self.room[who] > 0 and leaves <= self.kept_for[who]
-        taken = self.shares.admit(who, self.free, leaves)
+        taken = self.slot_queue.admit(who, self.free, leaves)
         self.silent.discard(who)
         assert taken is (self.free - (0 if promised else leaves) > rest)
         assert taken or not promised, "what is kept for one is kept"
@@ -54,7 +56,7 @@ class SharesMachine(RuleBasedStateMachine):
         if taken:
             self.streams[who] += 1
         else:
-            self.shares.turn_away(who, leaves)
+            self.slot_queue.turn_away(who, leaves)
             self.leaves[who] = leaves
             self.turned_away.add(who)
         self.offer()
@@ -66,7 +68,7 @@ class SharesMachine(RuleBasedStateMachine):
 
     @rule(who=WHO)
     def leave(self, who: str) -> None:
-        self.shares.leave(who)
+        self.slot_queue.leave(who)
         self.room[who] = 0
         self.turned_away.discard(who)
         self.silent.discard(who)
@@ -74,7 +76,7 @@ class SharesMachine(RuleBasedStateMachine):
 
     @rule(who=WHO)
     def decline(self, who: str) -> None:
-        self.shares.decline(who)
+        self.slot_queue.decline(who)
         self.room[who] = 0
         self.silent.discard(who)
         self.offer()
@@ -82,7 +84,7 @@ class SharesMachine(RuleBasedStateMachine):
     @rule(who=WHO)
     def give_up(self, who: str) -> None:
         """A request that was turned away, or ended."""
-        self.shares.forget_bound(who)
+        self.slot_queue.forget_bound(who)
         self.leaves[who] = 0
         self.offer()
 
@@ -97,22 +99,22 @@ class SharesMachine(RuleBasedStateMachine):
 
     @invariant()
     def kept_places_are_free_places(self) -> None:
-        assert self.shares.kept == sum(self.room.values())
-        assert 0 <= self.shares.kept <= self.free
+        assert self.slot_queue.kept == sum(self.room.values())
+        assert 0 <= self.slot_queue.kept <= self.free
 
     @invariant()
     def nobody_stands_in_line_before_a_free_place(self) -> None:
         waiting = [who for who in self.turned_away - self.silent if not self.room[who]]
-        assert all(self.free - self.shares.kept <= self.leaves[who] for who in waiting)
+        assert all(self.free - self.slot_queue.kept <= self.leaves[who] for who in waiting)
 
     @invariant()
     def nobody_is_forgotten(self) -> None:
-        assert {who for who in "ABCD" if who in self.shares} == self.turned_away
+        assert {who for who in "ABCD" if who in self.slot_queue} == self.turned_away
 
     @invariant()
     def what_is_kept_is_given_up_in_time(self) -> None:
-        at_s = self.shares.given_up_at_s
-        assert (at_s is None) is (self.shares.kept == 0)
+        at_s = self.slot_queue.given_up_at_s
+        assert (at_s is None) is (self.slot_queue.kept == 0)
         assert at_s is None or self.now_s < at_s <= self.now_s + KEEP_S
 
 
@@ -123,19 +125,19 @@ TestSharesMachine = SharesMachine.TestCase
 def test_what_is_kept_for_a_frontend_is_not_for_its_requests_that_leave_places() -> None:
     """It was turned away with one that may have every place: two that leave two free do not have them, neither the
     first nor, because that was turned away, the next."""
-    shares: Shares[str] = Shares()
-    shares.turn_away("A")
-    assert shares.offer(3, lambda who: 5, 0.0) == {"A": 3}
+    slot_queue: SlotQueue[str] = SlotQueue()
+    slot_queue.turn_away("A")
+    assert slot_queue.offer(3, lambda who: 5, 0.0) == {"A": 3}
     for _ in range(2):
-        assert not shares.admit("A", 3, leaves=2)
-        shares.turn_away("A", leaves=2)
-    assert shares.kept == 1
-    assert shares.admit("A", 3)
+        assert not slot_queue.admit("A", 3, leaves=2)
+        slot_queue.turn_away("A", leaves=2)
+    assert slot_queue.kept == 1
+    assert slot_queue.admit("A", 3)
 
 
 def served(demand: dict[str, int], rounds: int, life: int) -> dict[str, int]:
     """A worker of eight places whose streams live for `life` rounds; each frontend always has so many requests."""
-    shares: Shares[str] = Shares()
+    slot_queue: SlotQueue[str] = SlotQueue()
     streams: dict[str, list[int]] = {who: [] for who in demand}
     done = dict.fromkeys(demand, 0)
 
@@ -143,23 +145,23 @@ def served(demand: dict[str, int], rounds: int, life: int) -> dict[str, int]:
         return PLACES - sum(map(len, streams.values()))
 
     def ask(who: str, now: int) -> bool:
-        if shares.admit(who, free()):
+        if slot_queue.admit(who, free()):
             streams[who].append(now + life)
             return True
-        shares.turn_away(who)
+        slot_queue.turn_away(who)
         return False
 
     for now in range(rounds):
         for who, ends in streams.items():
             done[who] += sum(end <= now for end in ends)
             streams[who] = [end for end in ends if end > now]
-        for who, places in shares.offer(free(), lambda who: len(streams[who]), now * 0.01).items():
+        for who, places in slot_queue.offer(free(), lambda who: len(streams[who]), now * 0.01).items():
             wanted = min(places, demand[who] - len(streams[who]))
             assert all(ask(who, now) for _ in range(wanted))
             if wanted < places:
-                shares.leave(who)
+                slot_queue.leave(who)
         for who, wanted in demand.items():
-            while len(streams[who]) < wanted and who not in shares and ask(who, now):
+            while len(streams[who]) < wanted and who not in slot_queue and ask(who, now):
                 pass
     return done
 

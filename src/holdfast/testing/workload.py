@@ -34,7 +34,7 @@ class Requests(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Workload:
     streams: int = 64
     tokens: int = 300
     seed: int = 1
@@ -86,9 +86,9 @@ class Asking:
     """Clients of one port, each with its own request. Always true: answers are parsed only when they are needed; a
     client that parses during the run would measure its own pauses."""
 
-    def __init__(self, port: int, load: Requests) -> None:
+    def __init__(self, port: int, workload: Requests) -> None:
         self._port = port
-        asked = [load.body(number) for number in range(load.streams)]
+        asked = [workload.body(number) for number in range(workload.streams)]
         self._requests = [(path, json.dumps(body).encode()) for path, body in asked]
         self.open: dict[int, StreamClient] = {}  # each client's last connection
         self.received: list[tuple[int, Received]] = []  # complete answers, by client
@@ -127,16 +127,16 @@ class Asking:
             client.close()
 
 
-async def run_streams(port: int, load: Requests) -> list[Answer]:
+async def run_streams(port: int, workload: Requests) -> list[Answer]:
     """Run all streams at once; parse them when all have ended."""
-    return [read_answer(one) for one in await Asking(port, load).once()]
+    return [read_answer(one) for one in await Asking(port, workload).once()]
 
 
-async def hit_in_the_middle(rig: DeploymentRig, load: Load, hit: Callable[[], None]) -> list[Answer]:
+async def hit_in_the_middle(rig: DeploymentRig, workload: Workload, hit: Callable[[], None]) -> list[Answer]:
     """Run the load, and call `hit` once a quarter of its tokens has been generated."""
     before = await in_thread(rig.tokens_total)
-    enough = load.streams * load.tokens // 4
-    async with beside(run_streams(rig.port, load), "streams") as running:
+    enough = workload.streams * workload.tokens // 4
+    async with beside(run_streams(rig.port, workload), "streams") as running:
         await in_thread(rig.wait_until, lambda: rig.tokens_total() - before > enough, "streams to get under way")
         await in_thread(hit)
         return await running
