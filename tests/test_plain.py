@@ -12,8 +12,10 @@ import ast
 import itertools
 import re
 from collections import defaultdict
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -110,15 +112,50 @@ FORMS = frozenset(
 )
 
 
+class Definition(NamedTuple):
+    """A module, class or function of a file."""
+
+    kind: type[ast.AST]
+    name: str
+    line: int
+    docstring: str
+
+
+@dataclass(slots=True)
+class Outline:
+    """What the checks need of a file. Its tree is not kept: those of all files are millions of objects."""
+
+    text: str
+    definitions: list[Definition] = field(default_factory=list)
+    imported: set[str] = field(default_factory=set)  # dotted names, of modules or of what is in them
+
+
 @cache
-def modules(folder: str = "src/holdfast") -> dict[str, tuple[str, ast.Module]]:
-    """Return text and tree of every file of a folder, by its path in it."""
+def modules(folder: str = "src/holdfast") -> dict[str, Outline]:
+    """Return the outline of every file of a folder, by its path in it."""
     root = ROOT / folder
-    texts = {str(path.relative_to(root)): path.read_text() for path in sorted(root.rglob("*.py"))}
-    return {name: (text, ast.parse(text)) for name, text in texts.items()}
+    return {str(path.relative_to(root)): outline(path.read_text()) for path in sorted(root.rglob("*.py"))}
 
 
-def now(folder: str = "src/holdfast") -> dict[str, tuple[str, ast.Module]]:
+def outline(text: str) -> Outline:
+    """Return a file's outline. Only statements are looked at: expressions, nine of ten nodes, define nothing here."""
+    found = Outline(text)
+    nodes: list[ast.AST] = [ast.parse(text)]
+    for node in nodes:  # grows meanwhile
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            name, line = getattr(node, "name", ""), getattr(node, "lineno", 1)
+            found.definitions.append(Definition(type(node), name, line, ast.get_docstring(node) or ""))
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.imported |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found.imported |= {alias.name for alias in node.names}
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inside = getattr(node, part, None)
+            nodes += inside if isinstance(inside, list) else ()
+    return found
+
+
+def now(folder: str = "src/holdfast") -> dict[str, Outline]:
     """Return the modules that these checks hold for today."""
     later = LATER if folder == "src/holdfast" else ()
     return {name: module for name, module in modules(folder).items() if not name.startswith(later)}
@@ -151,7 +188,7 @@ def _stem(word: str) -> str:
 @pytest.mark.parametrize("folder", DIALECT_MAX)
 def test_code_speaks_of_things_in_plain_words(folder: str) -> None:
     """Words for people are rare outside the rooms that are rewritten later."""
-    counts = {name: len(DIALECT.findall(text)) for name, (text, _) in now(folder).items()}
+    counts = {name: len(DIALECT.findall(one.text)) for name, one in now(folder).items()}
     worst = sorted(((count, name) for name, count in counts.items() if count), reverse=True)[:20]
     assert sum(counts.values()) <= DIALECT_MAX[folder], worst
 
@@ -159,11 +196,8 @@ def test_code_speaks_of_things_in_plain_words(folder: str) -> None:
 def test_no_public_name_has_a_word_for_people() -> None:
     """Modules, classes, functions and arguments are named after things and what they do."""
     found = []
-    for name, (_, tree) in now().items():
-        names = {Path(name).stem}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                names.add(node.name)
+    for name, module in now().items():
+        names = {Path(name).stem, *(one.name for one in module.definitions)}
         found += [f"{name}: {one}" for one in sorted(names) if DIALECT_IN_NAMES & set(_parts(one))]
     assert not found
 
@@ -177,11 +211,10 @@ def test_docstrings_are_sentences(folder: str) -> None:
     """Nearly every function's docstring begins with a sentence that has a verb; a class or module may be named
     first."""
     docstrings = [
-        (f"{name}:{getattr(node, 'lineno', 1)}", text, isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-        for name, (_, tree) in now(folder).items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        and (text := ast.get_docstring(node))
+        (f"{name}:{one.line}", one.docstring, one.kind in (ast.FunctionDef, ast.AsyncFunctionDef))
+        for name, module in now(folder).items()
+        for one in module.definitions
+        if one.docstring
     ]
     without = [
         f"{where}: {text.splitlines()[0]}"
@@ -194,10 +227,10 @@ def test_docstrings_are_sentences(folder: str) -> None:
 def test_a_class_name_is_used_once() -> None:
     """A search for a class finds one class."""
     places: dict[str, list[str]] = defaultdict(list)
-    for name, (_, tree) in modules().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(f"{name}:{node.lineno}")
+    for name, module in modules().items():
+        for one in module.definitions:
+            if one.kind is ast.ClassDef:
+                places[one.name].append(f"{name}:{one.line}")
     repeated = {
         name: found
         for name, found in places.items()
@@ -211,17 +244,10 @@ def imports() -> dict[str, set[str]]:
     """Return, for each module of the package, the modules that import it."""
     importers: dict[str, set[str]] = defaultdict(set)
     known = {_dotted(name): name for name in modules()}
-    for name, (_, tree) in modules().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                wanted = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            elif isinstance(node, ast.Import):
-                wanted = [alias.name for alias in node.names]
-            else:
-                continue
-            for one in wanted:
-                if one in known and known[one] != name:
-                    importers[known[one]].add(name)
+    for name, module in modules().items():
+        for one in module.imported:
+            if one in known and known[one] != name:
+                importers[known[one]].add(name)
     return importers
 
 
@@ -250,11 +276,11 @@ def test_a_module_is_a_whole_idea() -> None:
     found = imports()
     small = {
         f"{name} (of {next(iter(found[name]))})"
-        for name, (text, _) in now().items()
-        if len(text.splitlines()) < SMALL_LINES
+        for name, module in now().items()
+        if len(module.text.splitlines()) < SMALL_LINES
         and len(found[name]) == 1
         and Path(name).name not in ("__init__.py", "__main__.py")
-        and "__main__" not in text
+        and "__main__" not in module.text
         and name not in SMALL
     }
     assert sorted(small) == []
