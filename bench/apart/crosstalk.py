@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.apart.twins import LONG, SHORT, WAIT_S, Twin, Words, alone, answer, manifest, one_store
 from holdfast.discovery.keys import deployment_of
-from holdfast.rollout.records import ask, deleted
+from holdfast.rollout.records import change_desired, deleted
 from holdfast.store.contract import Snapshot, Store
 from holdfast.store.opening import open_store
 from holdfast.testing.clients import open_client
@@ -105,7 +105,7 @@ async def _together(
             tell(f"{SHORT} is deleted")
             after = Tally(right[LONG])
             while_gone = asyncio.create_task(_load_until(long, after, gone))
-            await ask(store, SHORT, deleted(SHORT, time.time()))
+            await change_desired(store, SHORT, deleted(SHORT, time.time()))
             await asyncio.wait([gone], timeout=WAIT_S)
             await while_gone
             left = await keys_of(store, SHORT)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.apart.twins import LONG, PROMPTS, SAME, SHORT, WAIT_S, Twin, Words, alone, answer, door, manifest, one_store
-from holdfast.rollout.machine import Phase
-from holdfast.rollout.records import applied, ask
+from holdfast.rollout.machine import RolloutPhase
+from holdfast.rollout.records import applied, change_desired
 from holdfast.rollout.wishes import revision_of
 from holdfast.spec.manifest.checking import check
 from holdfast.store.opening import open_store
@@ -77,7 +77,7 @@ async def _replace(twin: Twin, url: str) -> float:
     store = open_store(url, SocketNetwork(), random.Random(1))
     await store.start()
     try:
-        await ask(store, twin.name, applied(text, revision_of(read, 1).digest, time.time()))
+        await change_desired(store, twin.name, applied(text, revision_of(read, 1).digest, time.time()))
     finally:
         await store.close()
     await until(lambda: _is_second(twin), f"the second revision of {twin.name}", WAIT_S)
@@ -85,8 +85,8 @@ async def _replace(twin: Twin, url: str) -> float:
 
 
 def _is_second(twin: Twin) -> bool:
-    memory = twin.rolled.rolling.memory if twin.rolled is not None and twin.rolled.rolling is not None else None
-    return memory is not None and memory.phase is Phase.STEADY and memory.target.number == 2
+    memory = twin.rolled.rolling.state if twin.rolled is not None and twin.rolled.rolling is not None else None
+    return memory is not None and memory.phase is RolloutPhase.STEADY and memory.target.number == 2
 
 
 def run(requests: int, tell: Callable[[str], None]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from holdfast.core.ports import SystemClock
 from holdfast.core.tasks import beside
 from holdfast.roles.rolled import Rolled, Site
 from holdfast.roles.running import child_command, log_dir
-from holdfast.rollout.machine import NOTHING, Phase
+from holdfast.rollout.machine import NOTHING, RolloutPhase
 from holdfast.spec.launch import StoreLaunch
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.processes import LocalProcesses
@@ -106,8 +106,8 @@ class Twin:
         self.told.append(lack or "it serves")
 
     def _is_in_place(self, rolled: Rolled) -> bool:
-        memory = rolled.rolling.memory if rolled.rolling is not None else NOTHING
-        return memory.phase is Phase.STEADY and memory.target.number > 0
+        memory = rolled.rolling.state if rolled.rolling is not None else NOTHING
+        return memory.phase is RolloutPhase.STEADY and memory.target.number > 0
 
     async def words(self) -> Words:
         """What it answers, each prompt once."""

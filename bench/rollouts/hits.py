@@ -14,10 +14,10 @@ from typing import Any
 
 from bench.rollouts.shapes import FRONTEND, NAME, Shape
 from bench.rollouts.site import KEEPER, Site
-from holdfast.rollout.machine import Memory
-from holdfast.rollout.replica import Want
+from holdfast.rollout.machine import RolloutState
+from holdfast.rollout.replica import DesiredState
 from holdfast.supervise.records import Record
-from holdfast.supervise.replicas import whose
+from holdfast.supervise.replicas import replica_id_of
 from holdfast.testing.waiting import until
 
 BACK_S = 60.0
@@ -44,9 +44,9 @@ class Hit:
         return f"{self.victim} at step {self.step}"
 
 
-def step_of(memory: Memory) -> tuple[object, ...]:
+def step_of(memory: RolloutState) -> tuple[object, ...]:
     """What makes a step."""
-    wants = tuple(sorted((name, str(one.want), one.counted) for name, one in memory.replicas.items()))
+    wants = tuple(sorted((name, str(one.desired), one.counted) for name, one in memory.replicas.items()))
     return str(memory.phase), memory.target.number, wants
 
 
@@ -64,7 +64,7 @@ class Hitting:
 
     async def run(self) -> None:
         """Until cancelled: memories are counted, and the one that is due is killed."""
-        self._last = step_of(self.site.memory)
+        self._last = step_of(self.site.state)
         seen = len(self.site.memories)
         while True:
             for _, memory in self.site.memories[seen:]:
@@ -107,21 +107,21 @@ class Hitting:
 
     def _knows_all(self, page: dict[str, Any]) -> bool:
         """Whether a frontend would send requests to every worker that counts."""
-        memory = self.site.memory
-        active = {whose(one["name"], NAME, memory.target.parts) for one in page["workers"] if one["active"]}
+        memory = self.site.state
+        active = {replica_id_of(one["name"], NAME, memory.target.parts) for one in page["workers"] if one["active"]}
         known = {one.name for one in active if one is not None}
-        serving = {name for name, one in memory.replicas.items() if one.counted and one.want is Want.SERVE}
+        serving = {name for name, one in memory.replicas.items() if one.counted and one.desired is DesiredState.SERVE}
         return all(memory.replicas[name].service == FRONTEND for name in serving - known)
 
     async def _find(self, victim: Victim) -> Record | None:
         """Of workers one that serves, if there is one."""
         if victim in (Victim.FRONTEND, Victim.CONTROL):
             return next(iter(self.site.records_alive(str(victim))), None)
-        memory, found = self.site.memory, []
+        memory, found = self.site.state, []
         for record in self.site.records_alive("worker"):
             whom = self.site.replica(record)
             known = memory.replicas.get(whom.name) if whom is not None else None
-            if whom is None or known is None or known.want is Want.STOP:
+            if whom is None or known is None or known.desired is DesiredState.STOP:
                 continue
             part = memory.target.parts.get(whom.service)
             is_new = part is not None and part.set_id == whom.set_id

@@ -16,8 +16,8 @@ import msgspec
 
 from holdfast.roles.rolled import Rolled, Site
 from holdfast.roles.running import keep_up
-from holdfast.rollout.machine import Memory
-from holdfast.rollout.records import WrittenMemory
+from holdfast.rollout.machine import RolloutState
+from holdfast.rollout.records import StateWriter
 from holdfast.supervise.lock import take_lock
 
 
@@ -38,9 +38,9 @@ async def shown(lack: str) -> None:
 
 def mortal(dies_at: int) -> None:
     """From now on this process ends right after it has written that memory, before it does what follows from it."""
-    write, written = WrittenMemory.write, 0
+    write, written = StateWriter.write, 0
 
-    async def counted(self: WrittenMemory, memory: Memory) -> None:
+    async def counted(self: StateWriter, memory: RolloutState) -> None:
         nonlocal written
         before = self._held
         await write(self, memory)
@@ -48,7 +48,7 @@ def mortal(dies_at: int) -> None:
         if written == dies_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    WrittenMemory.write = counted  # type: ignore[method-assign]
+    StateWriter.write = counted  # type: ignore[method-assign]
 
 
 def main(words: list[str]) -> None:

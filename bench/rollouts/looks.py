@@ -19,7 +19,7 @@ import msgspec
 from bench.rollouts.shapes import FRONTEND, NAME
 from bench.rollouts.site import Site
 from holdfast.health.records import ReportRecord
-from holdfast.supervise.replicas import whose
+from holdfast.supervise.replicas import replica_id_of
 
 LOOK_S = 0.1
 # One that has just begun knows of no worker yet: those that are ready are believed first.
@@ -72,7 +72,7 @@ class Looks:
         known = set[str]().union(*(seen[name] for name in taking & self._whole))
         self._whole |= {name for name in taking if seen[name] >= known}
         pods = set.intersection(*(seen[name] for name in taking & self._whole))
-        found = [whose(pod, NAME, self.services) for pod in pods]
+        found = [replica_id_of(pod, NAME, self.services) for pod in pods]
         counted = Counter(one.service for one in found if one is not None)
         return {service: counted[service] for service in self.services} | {FRONTEND: len(taking)}
 
@@ -91,7 +91,7 @@ class Looks:
     def attempts(self, sets: Collection[str]) -> int:
         """Of customers, on workers of these sets."""
         named = ((self._names.get(instance, ""), count) for (_, instance), count in self._tried.items())
-        found = ((whose(_PARTS.sub("", name), NAME, self.services), count) for name, count in named)
+        found = ((replica_id_of(_PARTS.sub("", name), NAME, self.services), count) for name, count in named)
         return sum(count for one, count in found if one is not None and one.set_id in sets)
 
     def _there(self) -> dict[str, int]:
@@ -99,7 +99,7 @@ class Looks:
         for role in ("worker", "frontend"):
             for record in self.site.records_alive(role):
                 self.pids.setdefault(record.name, set()).add(record.pid)
-                one = whose(record.name, NAME, (*self.services, FRONTEND))
+                one = replica_id_of(record.name, NAME, (*self.services, FRONTEND))
                 if one is not None:
                     found.add((one.service, one.name))
         counted = Counter(service for service, _ in found)

@@ -15,7 +15,7 @@ from bench.rollouts.scenario import Change, Scenario, missed_by
 from bench.rollouts.shapes import DECODE, FRONTEND, PREFILL, WORKER, Shape
 from bench.rollouts.site import Site
 from holdfast.core.tasks import Tasks
-from holdfast.rollout.machine import Memory
+from holdfast.rollout.machine import RolloutState
 from holdfast.rollout.revision import Revision
 from holdfast.testing.answers import Answer, difference
 from holdfast.testing.workload import Workload
@@ -81,7 +81,7 @@ class Play:
                 if task.done():
                     task.result()
         looks.leave_out(hitting.cuts)
-        if site.memory.undone != number:
+        if site.state.undone != number:
             self.at = new
         await self._learn(self.at)
         floor, most = _sizes(min, old, new, services), _sizes(max, old, new, services)
@@ -97,14 +97,14 @@ class Play:
             least={service: looks.least(service) for service in floor},
             surge={service: looks.most(service) - most[service] for service in floor},
             said=[line for line in site.said()[said:] if "revision" in line],
-            undone=site.memory.why.replace(f"{ROOT}/", "") if site.memory.undone == number else "",
+            undone=site.state.why.replace(f"{ROOT}/", "") if site.state.undone == number else "",
             twice=[f"{name}: {sorted(pids)}" for name, pids in looks.pids.items() if len(pids) > 1],
             across=across(memories),
             attempts=looks.attempts(new_sets(memories, number)),
             both_names=old.model == new.model or {old.model, new.model} <= looks.models,
             dead=site.lives - lives,
             nobody_s={service: looks.nobody_s(service) for service in services},
-            held_s={service: one.longest_s for service, one in site.memory.held.items()},
+            held_s={service: one.longest_s for service, one in site.state.downtimes.items()},
         )
 
     @contextlib.asynccontextmanager
@@ -140,7 +140,7 @@ def _sizes(pick: Callable[[int, int], int], old: Shape, new: Shape, services: tu
     return workers | {FRONTEND: pick(old.frontends, new.frontends)}
 
 
-def across(memories: list[Memory]) -> list[str]:
+def across(memories: list[RolloutState]) -> list[str]:
     """Pairs of sets that some replica was to work in, and no revision has."""
     known: list[Revision] = []
     for memory in memories:
@@ -150,7 +150,7 @@ def across(memories: list[Memory]) -> list[str]:
     return [str(pair) for pair in sorted(found - pairs)]
 
 
-def new_sets(memories: list[Memory], number: int) -> set[str]:
+def new_sets(memories: list[RolloutState], number: int) -> set[str]:
     """Return the sets that the revision of that number brought."""
     for memory in memories:
         if memory.target.number == number:

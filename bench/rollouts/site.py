@@ -27,17 +27,17 @@ from holdfast.core.tasks import beside
 from holdfast.discovery.keys import REPORTS, ROLLOUTS
 from holdfast.roles import rolled
 from holdfast.rollout import machine
-from holdfast.rollout.machine import Memory, Phase
-from holdfast.rollout.records import applied, ask
-from holdfast.rollout.replica import Want
+from holdfast.rollout.machine import RolloutPhase, RolloutState
+from holdfast.rollout.records import applied, change_desired
+from holdfast.rollout.replica import DesiredState
 from holdfast.rollout.wishes import revision_of
 from holdfast.spec.manifest.checking import check
 from holdfast.store.contract import Put, Snapshot, Store
 from holdfast.store.mirror import Mirror
 from holdfast.store.opening import open_store
-from holdfast.supervise.asking import ask as ask_page
+from holdfast.supervise.asking import get_facts as ask_page
 from holdfast.supervise.records import Record, read_records
-from holdfast.supervise.replicas import Whose, whose
+from holdfast.supervise.replicas import ReplicaId, replica_id_of
 from holdfast.testing.rig import DeploymentRig
 from holdfast.testing.waiting import until
 from holdfast.wire.net import SocketNetwork
@@ -56,9 +56,9 @@ class Site(DeploymentRig):
         """`gpus` are devices, and bytes of each."""
         super().__init__()
         self._gpus = tuple(zip(*gpus, strict=True)) or ((), ())
-        self.memory = machine.NOTHING
-        self.memories: list[tuple[float, Memory]] = []  # every one that was written, with its time
-        self.on_memory: Callable[[Memory], None] = lambda memory: None
+        self.state = machine.NOTHING
+        self.memories: list[tuple[float, RolloutState]] = []  # every one that was written, with its time
+        self.on_memory: Callable[[RolloutState], None] = lambda memory: None
         self._network = SocketNetwork()
         self.lives = 0  # of supervisors
         self.reports: Mirror
@@ -123,18 +123,18 @@ class Site(DeploymentRig):
             if isinstance(event, Put) and event.key == key:
                 value = event.value
             if value is not None:
-                self.memory = machine.decode(value)
-                self.memories.append((time.monotonic(), self.memory))
-                self.on_memory(self.memory)
+                self.state = machine.decode(value)
+                self.memories.append((time.monotonic(), self.state))
+                self.on_memory(self.state)
 
     async def apply(self, shape: Shape) -> int:
         """Ask for it; the revision's number."""
         text = shape.manifest()
         manifest = check(text.encode()).manifest
         assert manifest is not None, check(text.encode()).problems
-        undone = self.memory.undone if self.memory.phase is Phase.STEADY else 0
-        change = applied(text, revision_of(manifest, 1).digest, time.time(), anew=undone)
-        return (await ask(self.store, NAME, change)).revision
+        undone = self.state.undone if self.state.phase is RolloutPhase.STEADY else 0
+        change = applied(text, revision_of(manifest, 1).digest, time.time(), undone=undone)
+        return (await change_desired(self.store, NAME, change)).revision
 
     async def settled(self, number: int, shape: Shape) -> None:
         """Until that revision is over: in place as `shape` has it, or undone."""
@@ -142,17 +142,17 @@ class Site(DeploymentRig):
         assert manifest is not None
         sizes = {name: service.replicas for name, service in manifest.spec.services.items()}
         try:
-            await until(lambda: is_over(self.memory, number, sizes), f"revision {number} to be in place", WAIT_S)
+            await until(lambda: is_over(self.state, number, sizes), f"revision {number} to be in place", WAIT_S)
         except TimeoutError as error:
-            raise TimeoutError(f"{error}: {self.memory.phase}, {self.said()[-12:]}") from None
+            raise TimeoutError(f"{error}: {self.state.phase}, {self.said()[-12:]}") from None
 
     # -- which are there
 
     def records_alive(self, role: str) -> list[Record]:
         return [record for record in read_records(self.folder) if record.role == role and record.alive]
 
-    def replica(self, record: Record) -> Whose | None:
-        return whose(record.name, NAME, self.memory.target.parts)
+    def replica(self, record: Record) -> ReplicaId | None:
+        return replica_id_of(record.name, NAME, self.state.target.parts)
 
     async def frontends(self) -> dict[str, dict[str, Any]]:
         """What every frontend shows of itself, on its own page."""
@@ -171,10 +171,10 @@ class Site(DeploymentRig):
             os.kill(record.pid, signal.SIGKILL)
 
 
-def is_over(memory: Memory, number: int, sizes: Mapping[str, int]) -> bool:
+def is_over(memory: RolloutState, number: int, sizes: Mapping[str, int]) -> bool:
     """Whether nothing more is to come of a revision."""
-    if memory.phase is not Phase.STEADY or memory.wanted != number:
+    if memory.phase is not RolloutPhase.STEADY or memory.desired_number != number:
         return False
-    here = Counter(one.service for one in memory.replicas.values() if one.want is Want.SERVE and one.counted)
+    here = Counter(one.service for one in memory.replicas.values() if one.desired is DesiredState.SERVE and one.counted)
     wanted = {name: part.replicas for name, part in memory.target.parts.items()}
     return here == Counter(wanted) and len(memory.replicas) == here.total() and (memory.undone > 0 or wanted == sizes)

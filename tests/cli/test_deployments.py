@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.deployments import book
-from holdfast.rollout.records import wanted
+from holdfast.rollout.records import read_desired
 from holdfast.supervise.lock import Holder, sign, take_lock
 from holdfast.testing.waiting import until
 from tests.rigs.cli.in_process import said_here
@@ -75,7 +75,7 @@ async def first_revision(desk: Desk) -> AsyncIterator[None]:
     async with desk.site.carried_out() as rolling:
         await desk.site.apply(text("one"))
         await desk.site.in_place(rolling, 1)
-        await desk.site.until(lambda: rolling.steward.report and rolling.steward.report.is_done, "it to be told")
+        await desk.site.until(lambda: rolling.status.report and rolling.status.report.is_done, "it to be told")
         yield
 
 
@@ -86,7 +86,7 @@ async def test_a_change_is_applied_and_waited_for(desk: Desk) -> None:
         assert (shown["status"]["revision"], shown["status"]["state"]) == (2, "rolling out"), "not in place"
         dry = await desk.apply(text("two"), "--dry-run")
         assert (dry.returncode, dry.stdout) == (0, f"{KIND}/chat configured (dry run)\n"), dry
-        held = await wanted(desk.site.store, "chat")
+        held = await read_desired(desk.site.store, "chat")
         assert held is not None
         assert held.revision == 1
         same = await desk.apply(text("one"))
@@ -211,7 +211,7 @@ async def test_an_undo_of_more_replicas_takes_them_away_also_while_it_is_paused(
         assert undone.returncode == 0, undone
         assert undone.stdout.startswith(f"{KIND}/chat rolled back to revision 3, and resumed, as revision 5\n"), undone
         assert "revision 5 is in place: Frontend 1 of 1" in undone.stdout
-        held = await wanted(desk.site.store, "chat")
+        held = await read_desired(desk.site.store, "chat")
         assert held is not None
         assert (held.manifest, held.paused) == (text("one", 1), False)
 
@@ -260,7 +260,7 @@ async def test_what_is_applied_while_it_is_deleted_is_refused(desk: Desk) -> Non
         gone = ("it is being deleted", "no supervisor here runs", "was deleted meanwhile")  # by how far it is
         assert any(how in late.stderr for how in gone), late
         await desk.site.until(desk.site.task.done, "the deletion")
-        assert await wanted(desk.site.store, "chat") is None
+        assert await read_desired(desk.site.store, "chat") is None
 
 
 async def test_a_store_that_is_back_is_not_said_to_have_nobody(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,7 +307,7 @@ async def test_what_nobody_carries_out_is_deleted_once_nothing_of_it_runs(
     await left.withdraw()
     gone = await desk.say("delete", "chat")
     assert (gone.returncode, gone.stdout) == (0, f"{KIND}/chat deleted\nchat: it is gone\n"), gone
-    assert await wanted(desk.site.store, "chat") is None
+    assert await read_desired(desk.site.store, "chat") is None
     assert await desk.site.history() == {}
 
 

@@ -17,7 +17,7 @@ from holdfast.health.device_faults import fault_of
 from holdfast.supervise.incidents import read_incidents
 from holdfast.supervise.status import Status
 from holdfast.supervise.verdicts import with_verdicts
-from holdfast.supervise.witness import Witness
+from holdfast.supervise.witness import IncidentRecorder
 from tests.rigs.manual_clock import ManualClock
 from tests.rigs.worlds.health import HealthRig
 
@@ -43,7 +43,7 @@ def test_a_grave_fault_is_told_in_its_words(
     table = io.StringIO()
     Screen(Terminal(table, 120)).table(with_verdicts(statuses, verdicts))
     assert table.getvalue().splitlines()[3:] == [f"  worker-1: {standing}: {words}"]
-    witness = Witness(tmp_path, ManualClock(made.now))
+    witness = IncidentRecorder(tmp_path, ManualClock(made.now))
     witness.decided(verdicts)
     _show_incidents(tmp_path, read_incidents(tmp_path), [])
     assert [line.partition("  ")[2] for line in capsys.readouterr().out.splitlines()] == [

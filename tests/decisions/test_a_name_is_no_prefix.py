@@ -35,7 +35,7 @@ from holdfast.discovery.keys import (
 from holdfast.discovery.registry import Registry
 from holdfast.frontend.shedding import DeploymentLevel
 from holdfast.health.records import ControlRecord, HealthRecord, ReportRecord
-from holdfast.rollout.records import Orders, history_key, orders
+from holdfast.rollout.records import RolloutRouting, history_key, read_routing
 from holdfast.routing.degradation import LevelRecord
 from holdfast.spec.jobs import Job
 from holdfast.spec.launch import FrontendLaunch, VaultLaunch, WorkerLaunch
@@ -47,7 +47,7 @@ from holdfast.spec.names import control_lock
 from holdfast.store.contract import Store
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.stats import DispatchStats
-from holdfast.supervise.outlook import prefixes, said_by
+from holdfast.supervise.outlook import observe_store, prefixes
 from holdfast.supervise.records import journals_dir
 from holdfast.testing.waiting import until
 from tests.rigs.store.served import served_store
@@ -95,11 +95,11 @@ def test_keys(own: str, other: str) -> None:
 def test_what_a_rollout_is_told(own: str, other: str) -> None:
     """Of the other's workers, reports and controls nothing; all of its own."""
     told = {key: value for key, value in written_by(other).items() if key.startswith(prefixes(own))}
-    said = said_by(told, own)
+    said = observe_store(told, own)
     assert (said.leading, said.verdicts, said.reports, said.is_led) == ({}, {}, (), False)
-    said = said_by({key: value for key, value in written_by(own).items() if key.startswith(prefixes(own))}, own)
+    said = observe_store({key: value for key, value in written_by(own).items() if key.startswith(prefixes(own))}, own)
     assert (len(said.leading), len(said.verdicts), len(said.reports), said.is_led) == (1, 1, 1, True)
-    assert orders(own, b"") == Orders()
+    assert read_routing(own, b"") == RolloutRouting()
 
 
 @pytest.fixture

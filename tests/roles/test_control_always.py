@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.rollout.machine import Phase
+from holdfast.rollout.machine import RolloutPhase
 from tests.rigs.roles.kept_manifest import Kept
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(300)]
@@ -40,9 +40,11 @@ async def test_a_bad_change_is_undone_after_the_planner_was_removed() -> None:
             await site.apply(rolling, GOOD)
             await site.in_place(rolling, 2)
             await site.apply(rolling, BAD)
-            await site.until(lambda: rolling.memory.wanted == 3 and rolling.memory.phase is Phase.STEADY, "a verdict")
-            assert rolling.memory.undone == 3, site.told
-            assert "answers wrongly" in rolling.memory.why
+            await site.until(
+                lambda: rolling.state.desired_number == 3 and rolling.state.phase is RolloutPhase.STEADY, "a verdict"
+            )
+            assert rolling.state.undone == 3, site.told
+            assert "answers wrongly" in rolling.state.why
             assert controls(site) == {"judged-control"}
             await site.apply(rolling, GOOD + PLANNER)
             await site.in_place(rolling, 4)

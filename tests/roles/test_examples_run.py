@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.rollout.records import ask, deleted
+from holdfast.rollout.records import change_desired, deleted
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.types import WORKER, Manifest
-from holdfast.supervise.replicas import whose
+from holdfast.supervise.replicas import replica_id_of
 from tests.rigs.roles.kept_manifest import WAIT_S, Kept
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone, pytest.mark.long]
@@ -42,7 +42,7 @@ async def test_an_example_runs_as_it_is(path: Path) -> None:
     with Kept() as site:
         async with site.kept(text) as rolling:
             await site.in_place(rolling, 1)
-            here = Counter(one.service for one in rolling.memory.replicas.values() if one.counted)
+            here = Counter(one.service for one in rolling.state.replicas.values() if one.counted)
             wanted = {name: service.replicas for name, service in manifest.spec.services.items() if service.replicas}
             assert here == wanted
             status, page = await asyncio.to_thread(site.get, "/v1/models")
@@ -51,8 +51,8 @@ async def test_an_example_runs_as_it_is(path: Path) -> None:
                 stream = site.stream("hello", TOKENS, model=model, return_token_ids=True)
                 answer = await asyncio.to_thread(stream.answer)
                 assert (answer.wrong, len(answer.tokens)) == ("", TOKENS), site.told
-            await ask(site.store, manifest.name, deleted(manifest.name, time.time()))
+            await change_desired(site.store, manifest.name, deleted(manifest.name, time.time()))
             await asyncio.wait([site.task], timeout=WAIT_S)
             assert site.task.done(), site.told
-            left = [name for name in site.supervisor.slots if whose(name, manifest.name, ()) is not None]
+            left = [name for name in site.supervisor.slots if replica_id_of(name, manifest.name, ()) is not None]
             assert (left, site.told[-1]) == ([], f"{manifest.name} was deleted, and is gone")

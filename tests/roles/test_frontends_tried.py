@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from holdfast.rollout.machine import Phase
+from holdfast.rollout.machine import RolloutPhase
 from tests.rigs.roles.kept_manifest import WAIT_S, Kept
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(300)]
@@ -68,9 +68,11 @@ async def test_a_frontend_that_refuses_requests_is_undone() -> None:
                 await site.until(lambda: len(customer.statuses) > 20, "traffic")
                 assert set(customer.statuses) == {200}
                 await site.apply(rolling, BAD)
-                await site.until(lambda: rolling.memory.wanted == 2 and rolling.memory.phase is Phase.STEADY, "an end")
-                assert rolling.memory.undone == 2, (site.told, customer.statuses)
-                assert "requests to the new Frontend failed" in rolling.memory.why
+                await site.until(
+                    lambda: rolling.state.desired_number == 2 and rolling.state.phase is RolloutPhase.STEADY, "an end"
+                )
+                assert rolling.state.undone == 2, (site.told, customer.statuses)
+                assert "requests to the new Frontend failed" in rolling.state.why
                 assert 413 in customer.statuses
                 seen = len(customer.statuses)
                 await site.until(lambda: len(customer.statuses) > seen + 20, "more traffic")

@@ -16,15 +16,15 @@ from holdfast.engines.torch.memory_plan import usable_bytes
 from holdfast.roles.engines import memory_needed
 from holdfast.roles.model_names import named
 from holdfast.roles.rolled import Site
-from holdfast.rollout.machine import Start
+from holdfast.rollout.machine import StartReplica
 from holdfast.rollout.wishes import revision_of
 from holdfast.spec.engines import GIB, FailoverSettings, TorchSettings, VllmSettings
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.local import Machine
 from holdfast.spec.manifest.types import Manifest
-from holdfast.supervise.replicas import Ground, jobs_of, refused_of, roomy_of, sets_of
-from holdfast.supervise.seats import taken_by
+from holdfast.supervise.replicas import StartContext, jobs_of, refused_of, sets_of, with_memory_beside
+from holdfast.supervise.seats import device_claims
 
 GPU, H200_BYTES = "GPU-0", 139 * GIB
 TOKENIZER = Path(holdfast.engines.sim.__file__).parent / "data/tokenizer.json"
@@ -67,10 +67,10 @@ def launch_of(source: str, kv_gib: float, **more: int) -> WorkerLaunch:
     return replace(WorkerLaunch(engine="torch", source=source, torch=TorchSettings(kv_gib=kv_gib)), **more)
 
 
-def ground_of() -> Ground:
+def ground_of() -> StartContext:
     site = Site(state_dir="/tmp/hf", manifest="", environ={}, gpus=(GPU,), gpu_bytes=(H200_BYTES,))
     machine = Machine(Path("/tmp/hf"), {"HOME": "/"})
-    return Ground(machine, site.gpus, named, has_bytes=site.has_bytes, needs=memory_needed)
+    return StartContext(machine, site.gpus, named, has_bytes=site.has_bytes, needs=memory_needed)
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,10 @@ def ground_of() -> Ground:
 def test_a_second_pair_stands_by_where_a_gpu_has_memory_for_both(more: str, roomy: set[str]) -> None:
     """Weights, pool and what each engine has of its own, of both pairs; without --kv-gib nobody knows, and none is."""
     old, new = manifest_of("v:1", more), manifest_of("v:2", more)
-    ground, sets = ground_of(), sets_of([(old, {}), (new, {})])
-    start = Start("Worker-1", "Worker", revision_of(old, 1).parts["Worker"].set_id)
-    there = jobs_of(start, sets, ground, ())
-    assert roomy_of(revision_of(new, 2), sets, ground, taken_by(there), {"Worker-1": [GPU]}) == roomy
+    context, sets = ground_of(), sets_of([(old, {}), (new, {})])
+    start = StartReplica("Worker-1", "Worker", revision_of(old, 1).parts["Worker"].set_id)
+    there = jobs_of(start, sets, context, ())
+    assert with_memory_beside(revision_of(new, 2), sets, context, device_claims(there), {"Worker-1": [GPU]}) == roomy
 
 
 def test_a_pool_that_no_gpu_could_hold_is_known_before_anybody_leaves() -> None:

@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from holdfast.core.tasks import beside
-from holdfast.rollout.replica import Want
+from holdfast.rollout.replica import DesiredState
 from holdfast.rollout.wishes import revision_of
 from holdfast.spec.manifest.checking import check
 from holdfast.supervise.machine import Phase
-from holdfast.supervise.seats import taken_by
+from holdfast.supervise.seats import device_claims
 from holdfast.testing.answers import Answer
 from tests.rigs.roles.device_swap import FAST, LONG, ONE, SHORT, SLOW, TWO, fates, text_of, wants_of
 from tests.rigs.roles.kept_manifest import Kept
@@ -38,7 +38,7 @@ class Device(Kept):
         """Until cancelled: who is on the device, and short requests one after the other."""
         asked: asyncio.Future[Answer] | None = None
         while True:
-            self.most = max(self.most, len(taken_by(slot.job for slot in self.supervisor.slots.values())))
+            self.most = max(self.most, len(device_claims(slot.job for slot in self.supervisor.slots.values())))
             if asked is None or asked.done():
                 if asked is not None:
                     self.late.append(asked.result())
@@ -86,7 +86,7 @@ async def test_memory_for_one_is_swapped_in_place(failover: bool) -> None:
             assert fates(answers) == [("", True), ("", False)] * 2, site.told
             assert fates(site.late) == [("", True)] * len(site.late), site.told
             assert site.most == 1
-            assert rolling.memory.held["Worker"].longest_s > 0
+            assert rolling.state.downtimes["Worker"].longest_s > 0
             assert any("no Worker served for" in line for line in site.told), site.told
 
 
@@ -101,13 +101,13 @@ async def test_memory_for_two_is_a_standby_beside_the_old_one(failover: bool) ->
             old = set(site.workers())
             async with site.busy(SHORT, 10 * SHORT, SHORT, 10 * SHORT) as answers:
                 await site.apply(rolling, second)
-                await site.until(lambda: Want.STAND_BY in wants_of(rolling.memory), "one that stands by")
+                await site.until(lambda: DesiredState.STAND_BY in wants_of(rolling.state), "one that stands by")
                 await site.in_place(rolling, 2)
             assert fates(answers) == [("", True)] * 4, site.told
             assert fates(site.late) == [("", True)] * len(site.late), site.told
             assert site.most == 2
             assert not old & set(site.workers())
-            taken = taken_by(slot.job for slot in site.supervisor.slots.values())
+            taken = device_claims(slot.job for slot in site.supervisor.slots.values())
             assert [one.seat.device for one in taken] == ["host-1"]
 
 
@@ -127,9 +127,11 @@ async def test_a_bad_one_beside_gives_way_to_the_old_one(serves: bool) -> None:
             await site.until(lambda: len(site.workers()) == 2, "the new one")
             (new,) = set(site.workers()) - {old}
             if serves:
-                await site.until(lambda: wants_of(rolling.memory) == [Want.DRAIN, Want.SERVE], "its turn")
+                await site.until(
+                    lambda: wants_of(rolling.state) == [DesiredState.DRAIN, DesiredState.SERVE], "its turn"
+                )
             async with beside(site.kill_again_and_again(new), "kills"):
-                await site.until(lambda: rolling.memory.undone == 2, "it to be undone")
+                await site.until(lambda: rolling.state.undone == 2, "it to be undone")
             await site.in_place(rolling, 1)
             assert (site.workers(), site.supervisor.slots[old].life.pid) == ([old], pid), site.told
             answer, again = await asyncio.to_thread(stream.answer), site.stream("again", 5)
@@ -147,11 +149,11 @@ async def test_a_bad_one_in_place_gives_the_place_back(failover: bool) -> None:
             await site.in_place(rolling, 1)
             async with site.busy(SHORT, 10 * SHORT) as answers:
                 await site.apply(rolling, second)
-                await site.until(lambda: rolling.memory.undone == 2, "it to be undone")
+                await site.until(lambda: rolling.state.undone == 2, "it to be undone")
                 await site.in_place(rolling, 1)
             assert fates(answers) == [("", True)] * 2, site.told
             assert fates(site.late) == [("", True)] * len(site.late), site.told
-            assert "times in a row" in rolling.memory.why
+            assert "times in a row" in rolling.state.why
 
 
 async def test_one_that_no_device_could_hold_takes_nobodys_place() -> None:
@@ -163,11 +165,11 @@ async def test_one_that_no_device_could_hold_takes_nobodys_place() -> None:
             (old,) = site.workers()
             pid = site.supervisor.slots[old].life.pid
             await site.apply(rolling, second)
-            await site.until(lambda: rolling.memory.undone == 2, "it to be undone")
+            await site.until(lambda: rolling.state.undone == 2, "it to be undone")
             await site.in_place(rolling, 1)
             assert (site.workers(), site.supervisor.slots[old].life.pid) == ([old], pid), site.told
-            assert rolling.memory.held == {}
-            assert "MiB of memory on a device, and none has more than " in rolling.memory.why
+            assert rolling.state.downtimes == {}
+            assert "MiB of memory on a device, and none has more than " in rolling.state.why
 
 
 @pytest.mark.parametrize("inexact", [True, False], ids=["allowed", "not allowed"])

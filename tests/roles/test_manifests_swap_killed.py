@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from holdfast.rollout.replica import Want
+from holdfast.rollout.replica import DesiredState
 from tests.rigs.roles.device_swap import FAST, ONE, SHORT, SLOW, TWO, Mortal, fates, kill, text_of, wants_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(400)]
@@ -15,13 +15,13 @@ pytestmark = [pytest.mark.processes, pytest.mark.alone, pytest.mark.long, pytest
 @pytest.mark.parametrize(
     ("device", "wants"),
     [
-        pytest.param(ONE, [Want.DRAIN], id="in place, while the old one drains"),
-        pytest.param(ONE, [Want.SERVE], id="in place, while the new one starts"),
-        pytest.param(TWO, [Want.SERVE, Want.STAND_BY], id="beside, while the new one stands by"),
-        pytest.param(TWO, [Want.DRAIN, Want.SERVE], id="beside, while the old one drains"),
+        pytest.param(ONE, [DesiredState.DRAIN], id="in place, while the old one drains"),
+        pytest.param(ONE, [DesiredState.SERVE], id="in place, while the new one starts"),
+        pytest.param(TWO, [DesiredState.SERVE, DesiredState.STAND_BY], id="beside, while the new one stands by"),
+        pytest.param(TWO, [DesiredState.DRAIN, DesiredState.SERVE], id="beside, while the old one drains"),
     ],
 )
-async def test_the_next_supervisor_goes_on(device: dict[str, int], wants: list[Want]) -> None:
+async def test_the_next_supervisor_goes_on(device: dict[str, int], wants: list[DesiredState]) -> None:
     """With the same processes: nobody is started twice, and no stream is lost. In place a stream that outlives its
     worker goes on in the new one and says so; beside, it ends where it began."""
     first, second = (text_of(words, failover=False) for words in (SLOW, FAST))

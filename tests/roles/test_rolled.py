@@ -11,11 +11,11 @@ import pytest
 
 from holdfast.core.errors import UserError
 from holdfast.core.tasks import beside
-from holdfast.discovery.keys import STEWARDS
+from holdfast.discovery.keys import ROLLOUT_STATUS
 from holdfast.roles import rolled
 from holdfast.roles.rolled import Rolled
-from holdfast.rollout.records import ask, deleted, wanted
-from holdfast.rollout.steward import Steward, encode
+from holdfast.rollout.records import change_desired, deleted, read_desired
+from holdfast.rollout.steward import RolloutStatus, encode
 from tests.rigs.supervise.rollouts import WAIT_S, Site, place, text
 
 pytestmark = pytest.mark.alone
@@ -76,7 +76,7 @@ async def test_what_the_store_holds_goes_on_whatever_the_file_says(site: Site) -
         assert again.shown == [""]
         goes_on = "chat goes on with revision 1, which the store holds; the file differs"
         assert any(goes_on in line for line in again.told) is differs, again.told
-        held = await wanted(site.store, "chat")
+        held = await read_desired(site.store, "chat")
         assert held is not None
         assert (held.revision, held.manifest) == (1, text("one"))
 
@@ -91,7 +91,7 @@ async def test_a_first_manifest_that_was_wrong_can_be_mended(site: Site) -> None
     good = Run(site, text("one"))
     async with good.begun() as task:
         await good.until_shown(task)
-        held = await wanted(site.store, "chat")
+        held = await read_desired(site.store, "chat")
         assert held is not None
         assert held.revision == 2
 
@@ -110,15 +110,15 @@ async def test_a_store_that_cannot_be_started_is_told(tmp_path: Path) -> None:
 
 async def test_what_another_carries_out_is_left_to_it(site: Site) -> None:
     """Elsewhere, as the store knows it: nothing is asked for, and it is named."""
-    elsewhere = Steward(pid=7, host="there", state_dir="/there")
-    held = site.another.register(STEWARDS + "chat", encode(elsewhere))
-    while await site.store.get(STEWARDS + "chat", WAIT_S) is None:
+    elsewhere = RolloutStatus(pid=7, host="there", state_dir="/there")
+    held = site.another.register(ROLLOUT_STATUS + "chat", encode(elsewhere))
+    while await site.store.get(ROLLOUT_STATUS + "chat", WAIT_S) is None:
         await asyncio.sleep(0.01)
     second = Run(site, text("one"))
     async with second.begun() as task:
         with pytest.raises(UserError, match="chat is carried out by pid 7 on there, in /there; change it with"):
             await asyncio.wait_for(task, WAIT_S)
-    assert await wanted(site.store, "chat") is None
+    assert await read_desired(site.store, "chat") is None
     await held.withdraw()
 
 
@@ -137,7 +137,7 @@ async def test_when_it_was_deleted_nothing_of_it_is_left(site: Site) -> None:
         (folder / "run" / "chat-worker-0123abcd-7.lock").touch()
         (folder / "logs" / "another.log").touch()
         assert len(list((folder / "logs").glob("chat-*"))) >= 3, "two frontends and a control"
-        await ask(site.store, "chat", deleted("chat", 2.0))
+        await change_desired(site.store, "chat", deleted("chat", 2.0))
         await asyncio.wait_for(task, WAIT_S)
     assert run.told[-1] == "chat was deleted, and is gone"
     left = await site.keys()

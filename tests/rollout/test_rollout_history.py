@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from holdfast.core.errors import UserError
 from holdfast.rollout import history as h
-from holdfast.rollout.history import Entry, Fate
-from holdfast.rollout.machine import NOTHING, Memory, Phase
+from holdfast.rollout.history import HistoryEntry, RevisionResult
+from holdfast.rollout.machine import NOTHING, RolloutPhase, RolloutState
 from tests.rigs.worlds.rollout import Driver, World, part, revision
 
 
@@ -20,26 +20,26 @@ class Diary:
 
     def __init__(self, world: World | None = None) -> None:
         self.driver = Driver(world or World())
-        self.entries: dict[int, Entry] = {}
+        self.entries: dict[int, HistoryEntry] = {}
 
     def apply(self, number: int, sets: str, seconds: int = 40) -> None:
         manifest = f"worker: {sets}"
-        self.entries[number] = Entry(number=number, manifest=manifest, digest=sets, at_unix_s=self.driver.now_s)
-        self.driver.wish = revision(number, worker=part(sets))
+        self.entries[number] = HistoryEntry(number=number, manifest=manifest, digest=sets, at_unix_s=self.driver.now_s)
+        self.driver.desired = revision(number, worker=part(sets))
         self.note()
         for _ in self.driver.seconds(seconds):
             self.note()
 
     def note(self) -> None:
-        for entry in h.noted(list(self.entries.values()), self.driver.memory):
+        for entry in h.updated_entries(list(self.entries.values()), self.driver.state):
             self.entries[entry.number] = entry
 
     def back(self, to: int = 0) -> int:
-        return h.way_back(list(self.entries.values()), self.driver.memory, to).number
+        return h.undo_target(list(self.entries.values()), self.driver.state, to).number
 
     @property
-    def fates(self) -> dict[int, Fate]:
-        return {number: entry.fate for number, entry in self.entries.items()}
+    def fates(self) -> dict[int, RevisionResult]:
+        return {number: entry.result for number, entry in self.entries.items()}
 
 
 def test_what_became_of_each() -> None:
@@ -51,15 +51,15 @@ def test_what_became_of_each() -> None:
     diary.apply(4, "d")
     diary.apply(5, "e", seconds=3)
     assert diary.fates == {
-        1: Fate.IN_PLACE,
-        2: Fate.SUPERSEDED,
-        3: Fate.IN_PLACE,
-        4: Fate.UNDONE,
-        5: Fate.ROLLING,
+        1: RevisionResult.IN_PLACE,
+        2: RevisionResult.SUPERSEDED,
+        3: RevisionResult.IN_PLACE,
+        4: RevisionResult.UNDONE,
+        5: RevisionResult.ROLLING,
     }
     assert diary.entries[4].why == "worker-4 failed its canary: another token at 3"
-    assert h.noted(list(diary.entries.values()), diary.driver.memory) == []
-    told = h.told(list(diary.entries.values()))
+    assert h.updated_entries(list(diary.entries.values()), diary.driver.state) == []
+    told = h.history_lines(list(diary.entries.values()))
     assert told[0] == "1  apply  in place, after 5.0 s"
     assert told[3] == "4  apply  undone: worker-4 failed its canary: another token at 3"
 
@@ -75,7 +75,7 @@ def test_an_undo_goes_to_the_last_that_was_in_place() -> None:
     diary.apply(3, "c", seconds=5)
     assert diary.back() == 2
     diary.apply(4, "b")
-    assert diary.fates[3] is Fate.SUPERSEDED
+    assert diary.fates[3] is RevisionResult.SUPERSEDED
     assert diary.back() == 1, "2 asks for what 4 does, and 3 was never in place"
     diary.apply(5, "a")
     assert diary.back() == 4
@@ -90,7 +90,7 @@ def test_an_undo_of_a_change_of_replicas_goes_to_what_was_before_it() -> None:
     assert diary.back() == 1
     diary.apply(3, "a*1")
     diary.apply(4, "a*3")
-    assert diary.fates[4] is Fate.IN_PLACE
+    assert diary.fates[4] is RevisionResult.IN_PLACE
     assert diary.back() == 3
 
 
@@ -128,11 +128,11 @@ def test_a_named_revision_must_be_kept_and_another() -> None:
     with pytest.raises(UserError, match="revision 2 is what revision 2 asks for already"):
         diary.back(to=2)
     with pytest.raises(UserError, match="there are none"):
-        h.way_back([], NOTHING, to=1)
+        h.undo_target([], NOTHING, to=1)
 
 
-def entries(numbers: Sequence[int]) -> list[Entry]:
-    return [Entry(number=number, manifest="", digest=str(number), at_unix_s=0.0) for number in numbers]
+def entries(numbers: Sequence[int]) -> list[HistoryEntry]:
+    return [HistoryEntry(number=number, manifest="", digest=str(number), at_unix_s=0.0) for number in numbers]
 
 
 @given(st.sets(st.integers(1, 60), max_size=40), st.data())
@@ -140,11 +140,11 @@ def test_the_oldest_go_and_what_matters_stays(numbers: set[int], data: st.DataOb
     """At most so many are kept beside those that are needed, and these are never forgotten."""
     chosen = data.draw(st.lists(st.sampled_from(sorted(numbers)), max_size=3)) if numbers else []
     stable, target, wanted = [*chosen, 0, 0, 0][:3]
-    memory = Memory(
-        phase=Phase.ROLLING,
+    memory = RolloutState(
+        phase=RolloutPhase.ROLLING,
         target=revision(target, worker=part("a")),
         stable=revision(stable, worker=part("a")),
-        wanted=wanted,
+        desired_number=wanted,
     )
     gone = h.surplus(entries(sorted(numbers)), memory)
     left = numbers - set(gone)

@@ -31,22 +31,22 @@ class Play:
         self.driver, self.changing = Driver(scenario.world()), dict[int, int]()
         self.undone = Counter[int]()
         for second in range(SECONDS):
-            self.driver.wish = scenario.wishes.get(second, self.driver.wish)
+            self.driver.desired = scenario.wishes.get(second, self.driver.desired)
             self.driver.now_s = float(second)
             for name in list(self.driver.world.bodies):
                 self.driver.world.notch(name)
-            before = self.driver.memory
+            before = self.driver.state
             if second == killed_at:
                 self.driver.step(writes=writes, carries=carries)
                 self.driver = self.driver.next_life()
             acts = self.driver.step()
-            if self.driver.memory != before:
+            if self.driver.state != before:
                 self.changing[second] = len(acts)
-            self.undone[self.driver.memory.undone] += self.driver.memory.undone != before.undone
+            self.undone[self.driver.state.undone] += self.driver.state.undone != before.undone
 
     @property
     def end(self) -> tuple[object, ...]:
-        memory, world = self.driver.memory, self.driver.world
+        memory, world = self.driver.state, self.driver.world
         there = Counter((body.service, body.set_id, body.counts) for body in world.bodies.values())
         return memory.phase, memory.target.number, memory.undone, there, world.names, self.undone
 
@@ -82,8 +82,8 @@ SCENARIOS = {
     ),
     "pairs": Scenario(
         World,
-        (0, revision(1, prefill=part("p*1", mates=("decode",)), decode=part("d*2", mates=("prefill",)))),
-        (10, revision(2, prefill=part("q*1", mates=("decode",)), decode=part("e*2", mates=("prefill",)))),
+        (0, revision(1, prefill=part("p*1", peers=("decode",)), decode=part("d*2", peers=("prefill",)))),
+        (10, revision(2, prefill=part("q*1", peers=("decode",)), decode=part("e*2", peers=("prefill",)))),
     ),
 }
 
@@ -93,7 +93,7 @@ def test_killed_at_every_step(name: str) -> None:
     """Before it wrote, after it wrote, and after each of its deeds: the same end, the same replicas, each once."""
     scenario = SCENARIOS[name]
     whole = scenario.play()
-    assert whole.driver.memory.phase is m.Phase.STEADY
+    assert whole.driver.state.phase is m.RolloutPhase.STEADY
     assert len(whole.changing) >= 8, "a rollout has many steps"
     for second, deeds in whole.changing.items():
         assert scenario.play(second, writes=False).end == whole.end, f"at {second} s, before it wrote"

@@ -10,10 +10,10 @@ import pytest
 from msgspec import structs
 
 from holdfast.rollout import machine as m
-from holdfast.rollout.machine import DUE, RETRY_S, TABLE, Phase, Turn
-from holdfast.rollout.replica import Replica, Seen, Stage, Want
+from holdfast.rollout.machine import NEEDED_ACTIONS, RETRY_S, TABLE, RolloutPhase, Trigger
+from holdfast.rollout.replica import DesiredState, ObservedReplica, ReplicaStage, ReplicaState
 from holdfast.rollout.revision import Revision, changes
-from holdfast.rollout.status import RolloutState, report, rollout_state
+from holdfast.rollout.status import RolloutResult, report, rollout_result
 from tests.rigs.worlds.rollout import Driver, World, part, revision
 
 FIRST, SECOND = revision(1, worker=part("a*2")), revision(2, worker=part("b*2"))
@@ -22,19 +22,19 @@ FIRST, SECOND = revision(1, worker=part("a*2")), revision(2, worker=part("b*2"))
 def in_place(world: World | None = None, first: Revision = FIRST) -> Driver:
     """Revision 1 is in place."""
     driver = Driver(world or World())
-    driver.wish = first
+    driver.desired = first
     list(driver.seconds(10))
-    assert driver.memory.phase is Phase.STEADY
+    assert driver.state.phase is RolloutPhase.STEADY
     return driver
 
 
 # -- tables
 
 LEADS_TO = {
-    "become_rolling": Phase.ROLLING,
-    "become_undoing": Phase.UNDOING,
-    "become_stuck": Phase.STUCK,
-    "become_steady": Phase.STEADY,
+    "become_rolling": RolloutPhase.ROLLING,
+    "become_undoing": RolloutPhase.UNDOING,
+    "become_stuck": RolloutPhase.STUCK,
+    "become_steady": RolloutPhase.STEADY,
 }
 
 
@@ -43,18 +43,21 @@ def test_the_table_of_phases() -> None:
     is whole is steady; and what is steady is not judged."""
     leads = {place: LEADS_TO[become.__name__] for place, become in TABLE.items()}
     assert leads == {
-        **{(phase, Turn.NEWER): Phase.ROLLING for phase in Phase},
-        **{(phase, Turn.FAILED): Phase.UNDOING for phase in (Phase.ROLLING, Phase.STUCK)},
-        **{(phase, Turn.BLOCKED): Phase.STUCK for phase in (Phase.ROLLING, Phase.UNDOING)},
-        **{(phase, Turn.WHOLE): Phase.STEADY for phase in (Phase.ROLLING, Phase.UNDOING, Phase.STUCK)},
+        **{(phase, Trigger.NEWER): RolloutPhase.ROLLING for phase in RolloutPhase},
+        **{(phase, Trigger.FAILED): RolloutPhase.UNDOING for phase in (RolloutPhase.ROLLING, RolloutPhase.STUCK)},
+        **{(phase, Trigger.BLOCKED): RolloutPhase.STUCK for phase in (RolloutPhase.ROLLING, RolloutPhase.UNDOING)},
+        **{
+            (phase, Trigger.WHOLE): RolloutPhase.STEADY
+            for phase in (RolloutPhase.ROLLING, RolloutPhase.UNDOING, RolloutPhase.STUCK)
+        },
     }
 
 
 def test_the_docs_have_the_table() -> None:
     """docs/rollouts.md shows what becomes of a revision: word for word this."""
-    rows = [" | ".join(["phase", *Turn]), "|".join(["---"] * (len(Turn) + 1))]
-    for phase in Phase:
-        becomes = [TABLE.get((phase, turn)) for turn in Turn]
+    rows = [" | ".join(["phase", *Trigger]), "|".join(["---"] * (len(Trigger) + 1))]
+    for phase in RolloutPhase:
+        becomes = [TABLE.get((phase, turn)) for turn in Trigger]
         cells = [LEADS_TO[become.__name__] if become is not None else "" for become in becomes]
         rows.append(" | ".join([phase, *cells]))
     lines = ["|" + row + "|" if row.startswith("---") else f"| {row} |" for row in rows]
@@ -62,30 +65,37 @@ def test_the_docs_have_the_table() -> None:
 
 
 DEEDS = {
-    (Want.STAND_BY, Stage.ABSENT): m.Start,
-    (Want.SERVE, Stage.ABSENT): m.Start,
-    (Want.SERVE, Stage.STANDBY): m.Wake,
-    (Want.SERVE, Stage.DRAINING): m.CallOff,
-    (Want.DRAIN, Stage.SERVING): m.Drain,
-    (Want.STOP, Stage.STARTING): m.Stop,
-    (Want.STOP, Stage.STANDBY): m.Stop,
-    (Want.STOP, Stage.SERVING): m.Stop,
-    (Want.STOP, Stage.DRAINING): m.Stop,
+    (DesiredState.STAND_BY, ReplicaStage.ABSENT): m.StartReplica,
+    (DesiredState.SERVE, ReplicaStage.ABSENT): m.StartReplica,
+    (DesiredState.SERVE, ReplicaStage.STANDBY): m.WakeReplica,
+    (DesiredState.SERVE, ReplicaStage.DRAINING): m.ResumeServing,
+    (DesiredState.DRAIN, ReplicaStage.SERVING): m.DrainReplica,
+    (DesiredState.STOP, ReplicaStage.STARTING): m.StopReplica,
+    (DesiredState.STOP, ReplicaStage.STANDBY): m.StopReplica,
+    (DesiredState.STOP, ReplicaStage.SERVING): m.StopReplica,
+    (DesiredState.STOP, ReplicaStage.DRAINING): m.StopReplica,
 }
 
 
-@pytest.mark.parametrize(("want", "stage"), list(itertools.product(Want, Stage)), ids=lambda value: str(value))
-def test_what_is_due(want: Want, stage: Stage) -> None:
+@pytest.mark.parametrize(
+    ("want", "stage"), list(itertools.product(DesiredState, ReplicaStage)), ids=lambda value: str(value)
+)
+def test_what_is_due(want: DesiredState, stage: ReplicaStage) -> None:
     """By what is wanted and what is seen, and by nothing else."""
-    assert DUE[want].get(stage) is DEEDS.get((want, stage))
+    assert NEEDED_ACTIONS[want].get(stage) is DEEDS.get((want, stage))
 
 
 def test_what_is_done_leads_to_what_is_wanted() -> None:
     """No deed leads to a stage in which the same want asks for the opposite: every want has an end."""
-    after = {m.Start: Stage.STARTING, m.Wake: Stage.SERVING, m.Drain: Stage.DRAINING, m.CallOff: Stage.SERVING}
-    for want, stages in DUE.items():
+    after = {
+        m.StartReplica: ReplicaStage.STARTING,
+        m.WakeReplica: ReplicaStage.SERVING,
+        m.DrainReplica: ReplicaStage.DRAINING,
+        m.ResumeServing: ReplicaStage.SERVING,
+    }
+    for want, stages in NEEDED_ACTIONS.items():
         for deed in stages.values():
-            led = after.get(deed, Stage.LEAVING)  # type: ignore[call-overload]
+            led = after.get(deed, ReplicaStage.LEAVING)  # type: ignore[call-overload]
             assert stages.get(led) is None, (want, deed)
 
 
@@ -95,14 +105,14 @@ def test_what_is_done_leads_to_what_is_wanted() -> None:
 def test_what_nothing_comes_of_is_said_again() -> None:
     """Not before its time; and at once by a process that goes on after another, which cannot know."""
     driver = in_place()
-    driver.wish = SECOND
-    look = driver.world.look(SECOND)
-    memory, acts = m.step(driver.memory, look, 10.0)
-    assert acts[1:] == (m.Start("worker-3", "worker", "b"),)
+    driver.desired = SECOND
+    look = driver.world.observe(SECOND)
+    memory, acts = m.step(driver.state, look, 10.0)
+    assert acts[1:] == (m.StartReplica("worker-3", "worker", "b"),)
     assert m.next_deadline_s(memory) == 10.0 + RETRY_S
     assert m.step(memory, look, 10.0 + RETRY_S - 0.1) == (memory, ())
     again, acts = m.step(memory, look, 10.0 + RETRY_S)
-    assert acts == (m.Start("worker-3", "worker", "b"),)
+    assert acts == (m.StartReplica("worker-3", "worker", "b"),)
     assert m.step(again, look, 10.1 + RETRY_S) == (again, ())
     assert m.step(m.restore(memory, 11.0), look, 11.0)[1] == acts
 
@@ -111,14 +121,14 @@ def test_a_clock_that_was_ahead() -> None:
     """Whoever goes on after one whose clock was an hour ahead waits no hour for anything."""
     driver = in_place()
     driver.now_s += 3600.0
-    driver.wish = SECOND
+    driver.desired = SECOND
     list(driver.seconds(6))
-    assert any(one.want is Want.DRAIN for one in driver.memory.replicas.values())
+    assert any(one.desired is DesiredState.DRAIN for one in driver.state.replicas.values())
     restored = m.restore(m.decode(driver.written), 20.0)
     due_s = m.next_deadline_s(restored)
     assert due_s is not None
     assert due_s <= 20.0 + SECOND.parts["worker"].last_drain_s
-    assert all(at.moved_s <= 20.0 for at in restored.progress.values())
+    assert all(at.progress_at_s <= 20.0 for at in restored.progress.values())
 
 
 # -- what is written
@@ -127,10 +137,10 @@ def test_a_clock_that_was_ahead() -> None:
 def test_memory_is_written_and_read() -> None:
     """All of it comes back, at every step of a rollout with a pair, a swap and an undo."""
     driver = in_place(World(places={"worker": 2}, roomy={"worker"}, fates={"b": "canary"}))
-    driver.wish = revision(2, worker=part("b*2"), prefill=part("p*1", mates=("decode",)), decode=part("d*1"))
+    driver.desired = revision(2, worker=part("b*2"), prefill=part("p*1", peers=("decode",)), decode=part("d*1"))
     for _ in driver.seconds(20):
-        assert m.decode(m.encode(driver.memory)) == driver.memory
-    assert driver.memory.undone == 2
+        assert m.decode(m.encode(driver.state)) == driver.state
+    assert driver.state.undone == 2
 
 
 @pytest.mark.parametrize(
@@ -160,44 +170,46 @@ def test_what_another_version_wrote_is_not_guessed_at(data: bytes) -> None:
         ({"admitted": False}, False),
         ({"weight": 0.0}, False),
         ({"weight": 0.5}, False),
-        ({"stage": Stage.STARTING}, False),
-        ({"stage": Stage.STANDBY}, False),
+        ({"stage": ReplicaStage.STARTING}, False),
+        ({"stage": ReplicaStage.STANDBY}, False),
     ],
     ids=["all of it", "no frontend", "no canary", "half its traffic", "not ready", "stands by"],
 )
 def test_a_new_worker_counts_when_admitted_and_proven(changed: dict[str, object], counts: bool) -> None:
     """An old one leaves for it when a frontend has admitted it and control gives it its whole traffic; not before."""
     driver = in_place()
-    driver.wish = SECOND
+    driver.desired = SECOND
     driver.step()
-    look = driver.world.look(SECOND)
-    new = Seen(service="worker", set_id="b", stage=Stage.SERVING, admitted=True, weight=1.0)
+    look = driver.world.observe(SECOND)
+    new = ObservedReplica(service="worker", set_id="b", stage=ReplicaStage.SERVING, admitted=True, weight=1.0)
     look.replicas["worker-3"] = structs.replace(new, **changed)
-    _, acts = m.step(driver.memory, look, driver.now_s)
-    assert (m.Drain("worker-1") in acts) is counts
+    _, acts = m.step(driver.state, look, driver.now_s)
+    assert (m.DrainReplica("worker-1") in acts) is counts
 
 
 def test_trouble_in_a_set_that_was_in_place_undoes_nothing() -> None:
     """The frontends change; a worker, whose set does not, fails its canaries: that is control's business."""
     driver = in_place(first=revision(1, worker=part("a*2"), frontend=part("f*1")))
     driver.world.bodies["worker-1"].trouble = "failed its canary: another token at 3"
-    driver.wish = revision(2, worker=part("a*2"), frontend=part("g*1"))
+    driver.desired = revision(2, worker=part("a*2"), frontend=part("g*1"))
     list(driver.seconds(20))
-    assert driver.memory.undone == 0
+    assert driver.state.undone == 0
     driver.world.bodies["worker-1"].trouble = ""
     list(driver.seconds(20))
-    assert (driver.memory.phase, driver.memory.target.number) == (Phase.STEADY, 2)
+    assert (driver.state.phase, driver.state.target.number) == (RolloutPhase.STEADY, 2)
 
 
 def test_what_cannot_be_seen_takes_nobody_away() -> None:
     """All frontends lose sight of all workers for a moment, in mid-rollout: nobody is told to leave for it."""
     driver = in_place()
-    driver.wish = SECOND
+    driver.desired = SECOND
     list(driver.seconds(5))
-    blind = {name: structs.replace(seen, admitted=False) for name, seen in driver.world.look(SECOND).replicas.items()}
-    memory, acts = m.step(driver.memory, structs.replace(driver.world.look(SECOND), replicas=blind), driver.now_s)
-    before = [name for name, one in driver.memory.replicas.items() if one.want is not Want.SERVE]
-    after = [name for name, one in memory.replicas.items() if one.want is not Want.SERVE]
+    blind = {
+        name: structs.replace(seen, admitted=False) for name, seen in driver.world.observe(SECOND).replicas.items()
+    }
+    memory, acts = m.step(driver.state, structs.replace(driver.world.observe(SECOND), replicas=blind), driver.now_s)
+    before = [name for name, one in driver.state.replicas.items() if one.desired is not DesiredState.SERVE]
+    after = [name for name, one in memory.replicas.items() if one.desired is not DesiredState.SERVE]
     assert (after, acts) == (before, ())
 
 
@@ -205,56 +217,56 @@ def test_a_drain_that_was_not_begun_is_thought_of_again() -> None:
     """It was decided and written down, and whoever decided it died; meanwhile another old one is killed: that one
     leaves instead, and who serves goes on."""
     driver = in_place()
-    driver.wish = SECOND
+    driver.desired = SECOND
     list(driver.seconds(5))
     driver.now_s += 1.0
     driver.world.notch("worker-3")
-    assert m.Drain("worker-1") in driver.step(carries=0)
+    assert m.DrainReplica("worker-1") in driver.step(carries=0)
     driver.world.kill("worker-2")
     heir = driver.next_life()
-    assert heir.step() == (m.Stop("worker-2"),)
-    assert heir.memory.replicas["worker-1"].want is Want.SERVE
+    assert heir.step() == (m.StopReplica("worker-2"),)
+    assert heir.state.replicas["worker-1"].desired is DesiredState.SERVE
     list(heir.seconds(60))
-    assert (heir.memory.phase, heir.memory.target.number) == (Phase.STEADY, 2)
+    assert (heir.state.phase, heir.state.target.number) == (RolloutPhase.STEADY, 2)
 
 
 def test_what_was_written_is_lost_and_nobody_can_be_seen() -> None:
     """Who may have counted is not taken for one that never did: it stays until others count."""
     driver = in_place()
-    driver.wish = SECOND
+    driver.desired = SECOND
     list(driver.seconds(3))
     for body in driver.world.bodies.values():
         body.admitted = False
     driver.written = b""
     heir = driver.next_life()
     heir.step()
-    assert all(one.want is Want.SERVE for one in heir.memory.replicas.values())
+    assert all(one.desired is DesiredState.SERVE for one in heir.state.replicas.values())
 
 
 def test_a_worker_that_comes_and_goes_is_no_progress() -> None:
     """A new worker counts and does not, again and again: that is no progress, and the deadline undoes the revision."""
     driver = in_place()
-    driver.wish = SECOND
+    driver.desired = SECOND
     list(driver.seconds(6))
     for second in range(3 * 60):
         body = driver.world.bodies.get("worker-3")
-        if body is not None and body.stage is Stage.SERVING:
+        if body is not None and body.stage is ReplicaStage.SERVING:
             body.admitted, body.weight = True, float(second % 6 == 0)
         driver.now_s += 1.0
         driver.step()
-    assert driver.memory.undone == 2
-    assert driver.memory.why.startswith("worker-3 did not come to serve within 60 s")
+    assert driver.state.undone == 2
+    assert driver.state.why.startswith("worker-3 did not come to serve within 60 s")
 
 
 def test_who_does_not_end_makes_it_stuck_and_nothing_else() -> None:
     """An old worker that cannot be stopped is no reason to undo a revision that serves."""
     driver = in_place()
-    driver.wish = SECOND
+    driver.desired = SECOND
     list(driver.seconds(7))
     driver.world.notch = lambda name: None  # type: ignore[method-assign]
     list(driver.seconds(100))
-    assert (driver.memory.phase, driver.memory.undone) == (Phase.STUCK, 0)
-    assert driver.memory.stuck == "worker-1 does not leave"
+    assert (driver.state.phase, driver.state.undone) == (RolloutPhase.STUCK, 0)
+    assert driver.state.stuck == "worker-1 does not leave"
 
 
 # -- words
@@ -262,23 +274,23 @@ def test_who_does_not_end_makes_it_stuck_and_nothing_else() -> None:
 
 def test_every_phase_has_its_words() -> None:
     """Every phase, paused and undone too, has a verdict and a line that names its revision."""
-    look = m.Look(wish=SECOND)
-    here = m.Memory(target=SECOND, stable=FIRST, wanted=2, why="it was bad", stuck="it is late")
+    look = m.Observation(desired=SECOND)
+    here = m.RolloutState(target=SECOND, stable=FIRST, desired_number=2, why="it was bad", stuck="it is late")
     paused = structs.replace(SECOND, parts={"worker": part("b*2", paused=True)})
     cases = [
-        (structs.replace(here, phase=Phase.STEADY), RolloutState.DONE),
-        (structs.replace(here, phase=Phase.ROLLING), RolloutState.UNDER_WAY),
-        (structs.replace(here, phase=Phase.ROLLING, target=paused), RolloutState.PAUSED),
-        (structs.replace(here, phase=Phase.ROLLING, whole_s=1.0), RolloutState.UNDER_WAY),
-        (structs.replace(here, phase=Phase.STUCK), RolloutState.STUCK),
-        (structs.replace(here, phase=Phase.UNDOING, target=FIRST, undone=2), RolloutState.UNDER_WAY),
-        (structs.replace(here, phase=Phase.STUCK, target=FIRST, undone=2), RolloutState.STUCK),
-        (structs.replace(here, phase=Phase.STEADY, target=FIRST, undone=2), RolloutState.UNDONE),
+        (structs.replace(here, phase=RolloutPhase.STEADY), RolloutResult.DONE),
+        (structs.replace(here, phase=RolloutPhase.ROLLING), RolloutResult.UNDER_WAY),
+        (structs.replace(here, phase=RolloutPhase.ROLLING, target=paused), RolloutResult.PAUSED),
+        (structs.replace(here, phase=RolloutPhase.ROLLING, in_place_since_s=1.0), RolloutResult.UNDER_WAY),
+        (structs.replace(here, phase=RolloutPhase.STUCK), RolloutResult.STUCK),
+        (structs.replace(here, phase=RolloutPhase.UNDOING, target=FIRST, undone=2), RolloutResult.UNDER_WAY),
+        (structs.replace(here, phase=RolloutPhase.STUCK, target=FIRST, undone=2), RolloutResult.STUCK),
+        (structs.replace(here, phase=RolloutPhase.STEADY, target=FIRST, undone=2), RolloutResult.UNDONE),
     ]
     lines = set()
     for memory, expected in cases:
         told = report(memory, look, 2.0)
-        assert (rollout_state(memory), told.state) == (expected, expected)
+        assert (rollout_result(memory), told.state) == (expected, expected)
         assert told.headline.startswith("revision 2 "), told.headline
         assert "\n" not in told.headline
         assert ("it was bad" in told.headline) is bool(memory.undone)
@@ -287,30 +299,34 @@ def test_every_phase_has_its_words() -> None:
     assert report(m.NOTHING, look, 0.0).headline == "no manifest has been applied yet"
 
 
-@pytest.mark.parametrize(("want", "stage"), list(itertools.product(Want, Stage)), ids=lambda value: str(value))
-def test_every_replica_that_is_waited_for_says_why(want: Want, stage: Stage) -> None:
+@pytest.mark.parametrize(
+    ("want", "stage"), list(itertools.product(DesiredState, ReplicaStage)), ids=lambda value: str(value)
+)
+def test_every_replica_that_is_waited_for_says_why(want: DesiredState, stage: ReplicaStage) -> None:
     """Whatever one that does not count is wanted to do and seen to do, there are words for it."""
-    replica = Replica(service="worker", set_id="b", pair=(("worker", "b"),), want=want, beside="worker-1")
-    seen = Seen(service="worker", set_id="b", stage=stage)
+    replica = ReplicaState(service="worker", set_id="b", pair=(("worker", "b"),), desired=want, beside="worker-1")
+    seen = ObservedReplica(service="worker", set_id="b", stage=stage)
     target = revision(2, worker=part("b*1"))
-    memory = m.Memory(target=target, wanted=2, phase=Phase.ROLLING, replicas={"worker-2": replica})
-    told = report(memory, m.Look(wish=memory.target, replicas={"worker-2": seen}), 0.0)
+    memory = m.RolloutState(target=target, desired_number=2, phase=RolloutPhase.ROLLING, replicas={"worker-2": replica})
+    told = report(memory, m.Observation(desired=memory.target, replicas={"worker-2": seen}), 0.0)
     assert told.services[0].waits_for.startswith("worker-2 ")
 
 
-@pytest.mark.parametrize("how", [{"trouble": "answers wrongly: token 3"}, {"crashes": 3, "stage": Stage.STARTING}])
+@pytest.mark.parametrize(
+    "how", [{"trouble": "answers wrongly: token 3"}, {"crashes": 3, "stage": ReplicaStage.STARTING}]
+)
 def test_what_goes_wrong_in_place_is_told_in_one_line(how: dict[str, object]) -> None:
     """It undoes nothing: the line says who it is and why nothing follows; while it rolls, a line is its own."""
     driver = in_place()
-    look = driver.world.look(FIRST)
+    look = driver.world.observe(FIRST)
     look.replicas["worker-2"] = structs.replace(look.replicas["worker-2"], weight=0.0, **how)
-    memory, acts = m.step(driver.memory, look, driver.now_s)
+    memory, acts = m.step(driver.state, look, driver.now_s)
     told = report(memory, look, driver.now_s)
-    assert (acts, told.state, told.is_done, told.is_unwell) == ((), RolloutState.DONE, False, True)
+    assert (acts, told.state, told.is_done, told.is_unwell) == ((), RolloutResult.DONE, False, True)
     assert told.headline.startswith("revision 1 is in place: worker 1 of 2; worker-2 ")
     assert told.headline.endswith("; the revision was in place before that, so nothing is undone")
     assert "\n" not in told.headline
-    rolling = structs.replace(memory, phase=Phase.ROLLING)
+    rolling = structs.replace(memory, phase=RolloutPhase.ROLLING)
     assert not report(rolling, look, driver.now_s).is_unwell
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from holdfast.rollout import machine as m
-from holdfast.rollout.replica import Stage
+from holdfast.rollout.replica import ReplicaStage
 from holdfast.rollout.revision import Part, Revision
-from holdfast.rollout.trial import Traffic
+from holdfast.rollout.trial import RequestCounts
 from tests.rigs.worlds.rollout import Driver, World
 
 SETS = st.sampled_from("abcd")
@@ -58,13 +58,13 @@ class RolloutModel(RuleBasedStateMachine):
     def apply(self, parts: dict[str, Part], set_id: str, fate: str, count: int) -> None:
         """Ask for another revision; a set may turn out bad, or good."""
         self.world.fates[set_id] = fate
-        self.driver.wish = Revision(number=self.driver.wish.number + 1, parts=parts, watch_s=3.0)
+        self.driver.desired = Revision(number=self.driver.desired.number + 1, parts=parts, watch_s=3.0)
         self.pass_time(count)
 
     @rule(paused=st.booleans())
     def pause(self, paused: bool) -> None:
-        parts = {key: msgspec.structs.replace(part, paused=paused) for key, part in self.driver.wish.parts.items()}
-        self.driver.wish = msgspec.structs.replace(self.driver.wish, parts=parts)
+        parts = {key: msgspec.structs.replace(part, paused=paused) for key, part in self.driver.desired.parts.items()}
+        self.driver.desired = msgspec.structs.replace(self.driver.desired, parts=parts)
 
     @precondition(lambda self: self.world.bodies)
     @rule(data=st.data(), kills=st.booleans())
@@ -80,13 +80,13 @@ class RolloutModel(RuleBasedStateMachine):
     def weigh(self, data: st.DataObject, weight: float, admitted: bool) -> None:
         """Verdicts and admissions come and go."""
         body = self.world.bodies[data.draw(st.sampled_from(sorted(self.world.bodies)))]
-        if body.stage is Stage.SERVING:
+        if body.stage is ReplicaStage.SERVING:
             body.weight, body.admitted = weight, admitted
 
     @rule(set_id=SETS, attempts=st.sampled_from([0, 5, 15, 25, 200]), failed=st.integers(0, 4))
     def ask(self, set_id: str, attempts: int, failed: int) -> None:
         """Customers come and go, and now and then a request fails."""
-        self.world.traffic[set_id] = Traffic(attempts, min(attempts, failed))
+        self.world.traffic[set_id] = RequestCounts(attempts, min(attempts, failed))
 
     @rule(count=st.integers(1, 12))
     def pass_time(self, count: int) -> None:
@@ -100,27 +100,27 @@ class RolloutModel(RuleBasedStateMachine):
     def die(self, writes: bool, carries: int) -> None:
         """The driver dies somewhere between its look and its last deed."""
         self.checked(lambda: self.driver.step(writes=writes, carries=carries))
-        wish = self.driver.wish
+        wish = self.driver.desired
         self.driver = self.driver.next_life()
-        self.driver.wish = wish
+        self.driver.desired = wish
 
     @rule()
     def forget(self) -> None:
         """What was written is lost, and with it what was in place, and what was undone."""
         self.driver.written = b""
-        wish = self.driver.wish
+        wish = self.driver.desired
         self.driver = self.driver.next_life()
-        self.driver.wish = wish
+        self.driver.desired = wish
         self.undone.clear()
 
     @rule()
     def step(self) -> None:
         """And then twice more with one look: what is said is said once, and a look says all at once."""
         self.checked(self.driver.step)
-        due_s = m.next_deadline_s(self.driver.memory)
+        due_s = m.next_deadline_s(self.driver.state)
         assert due_s is None or due_s > self.driver.now_s, "it would be looked at again and again"
-        look = self.world.look(self.driver.wish)
-        once, acts = m.step(self.driver.memory, look, self.driver.now_s)
+        look = self.world.observe(self.driver.desired)
+        once, acts = m.step(self.driver.state, look, self.driver.now_s)
         again, more = m.step(once, look, self.driver.now_s)
         assert (again, more) == (once, ()), (acts, more)
 
@@ -128,20 +128,20 @@ class RolloutModel(RuleBasedStateMachine):
 
     def counting(self) -> list[tuple[str, str]]:
         """Service and set of each that counts."""
-        known = self.driver.memory.replicas
+        known = self.driver.state.replicas
         there = []
         for name, body in self.world.bodies.items():
             earned = body.weight >= 1.0 or (body.weight > 0 and name in known and known[name].counted)
-            there += [(body.service, body.set_id)] * (body.stage is Stage.SERVING and body.admitted and earned)
+            there += [(body.service, body.set_id)] * (body.stage is ReplicaStage.SERVING and body.admitted and earned)
         return there
 
-    def checked(self, step: Callable[[], tuple[m.Act, ...]]) -> None:
+    def checked(self, step: Callable[[], tuple[m.RolloutAction, ...]]) -> None:
         """A step whose deeds keep the floor and the surge, and take nobody away for a set on trial."""
         before, room = self.counting(), {key: self.world.room(key) for key in self.world.places}
         swaps = {body.service for body in self.world.bodies.values() if body.beside in self.world.bodies}
-        last, there = self.driver.memory, {(body.service, body.set_id) for body in self.world.bodies.values()}
+        last, there = self.driver.state, {(body.service, body.set_id) for body in self.world.bodies.values()}
         acts = step()
-        after, memory = self.counting(), self.driver.memory
+        after, memory = self.counting(), self.driver.state
         for service, part in memory.target.parts.items():
             cramped = room.get(service, 1) <= 0 or part.surge == part.unavailable == 0 or service in swaps
             floor = part.replicas - max(part.unavailable, 1 if cramped else 0)
@@ -149,7 +149,7 @@ class RolloutModel(RuleBasedStateMachine):
             for those in (own, own - {(service, part.set_id)}) if self.is_on_trial(service) else (own,):
                 were, are = (sum(one in those for one in counted) for counted in (before, after))
                 assert are >= min(were, floor), (service, those, before, after, acts)
-            new = [act for act in acts if isinstance(act, m.Start) and act.service == service and not act.beside]
+            new = [act for act in acts if isinstance(act, m.StartReplica) and act.service == service and not act.beside]
             if new and not part.paused:  # a lost one comes back while it is paused, wanted or not
                 assert len(self.world.housed(service)) <= part.replicas + part.surge, acts
             was_over, is_over = (one.trials.get(service, 0.0) is None for one in (last, memory))
@@ -162,7 +162,7 @@ class RolloutModel(RuleBasedStateMachine):
         assert number not in self.undone or number == 0, "what was undone is not tried again"
 
     def is_on_trial(self, service: str) -> bool:
-        memory = self.driver.memory
+        memory = self.driver.state
         is_new = memory.stable is None or memory.stable.sets.get(service) != memory.target.sets[service]
         return is_new and memory.trials.get(service, 0.0) is not None
 
@@ -171,7 +171,7 @@ class RolloutModel(RuleBasedStateMachine):
         traffic = self.world.traffic if service == "worker" else {}
         whole = sum(one.attempts for one in traffic.values())
         failed = sum(one.failed for one in traffic.values())
-        own = traffic.get(part.set_id, Traffic())
+        own = traffic.get(part.set_id, RequestCounts())
         few = (own.failed + 1) * 20 <= own.attempts or (
             own.failed * (whole - own.attempts) <= 2 * (failed - own.failed) * own.attempts
         )
@@ -181,25 +181,25 @@ class RolloutModel(RuleBasedStateMachine):
     def settle(self) -> None:
         """Let time pass until nothing changes any more, looking only when something did or a deadline has come."""
         for _ in range(500):
-            before = self.driver.memory, repr(self.world)
+            before = self.driver.state, repr(self.world)
             for name in list(self.world.bodies):
                 self.world.notch(name)
             self.step()
-            due_s = m.next_deadline_s(self.driver.memory)
-            if before != (self.driver.memory, repr(self.world)):
+            due_s = m.next_deadline_s(self.driver.state)
+            if before != (self.driver.state, repr(self.world)):
                 self.driver.now_s += 1.0
             elif due_s is None:
                 return
             else:
                 self.driver.now_s = due_s
-        raise AssertionError(f"it never ends: {self.driver.memory}")
+        raise AssertionError(f"it never ends: {self.driver.state}")
 
     def teardown(self) -> None:
         """Left alone it ends, well or stuck; and when the world is well again, with what was asked for in place, or
         with what had been."""
         self.pause(False)
         self.settle()
-        assert self.driver.memory.phase in (m.Phase.STEADY, m.Phase.STUCK)
+        assert self.driver.state.phase in (m.RolloutPhase.STEADY, m.RolloutPhase.STUCK)
         self.world.fates.clear()
         self.world.traffic.clear()
         self.world.places.clear()
@@ -207,15 +207,15 @@ class RolloutModel(RuleBasedStateMachine):
             self.world.kill(name)
             self.world.bodies[name].crashes = 0
         self.settle()
-        memory = self.driver.memory
-        assert memory.phase is m.Phase.STEADY, memory
+        memory = self.driver.state
+        assert memory.phase is m.RolloutPhase.STEADY, memory
         assert self.is_in_place(), memory
-        assert memory.target.number == self.driver.wish.number or memory.undone == self.driver.wish.number
+        assert memory.target.number == self.driver.desired.number or memory.undone == self.driver.desired.number
         assert self.driver.step() == ()
 
     def is_in_place(self) -> bool:
         there = Counter((body.service, body.set_id) for body in self.world.bodies.values() if body.counts)
-        wanted = {(key, part.set_id): part.replicas for key, part in self.driver.memory.target.parts.items()}
+        wanted = {(key, part.set_id): part.replicas for key, part in self.driver.state.target.parts.items()}
         return there == Counter(wanted) and len(self.world.bodies) == sum(wanted.values())
 
 
@@ -239,7 +239,7 @@ def test_whole_pairs_never_fall_short(
     def wish(number: int, prefill: str, decode: str) -> Revision:
         def part(set_id: str, replicas: int, surge: int, mate: str) -> Part:
             spare = 0 if surge else 1
-            return Part(set_id=set_id, replicas=replicas, surge=surge, unavailable=spare, mates=(mate,), drain_s=5.0)
+            return Part(set_id=set_id, replicas=replicas, surge=surge, unavailable=spare, peers=(mate,), drain_s=5.0)
 
         parts = {
             "prefill": part(prefill, prefills, surges[0], "decode"),
@@ -250,10 +250,10 @@ def test_whole_pairs_never_fall_short(
     sizes = {"prefill": prefills, "decode": decodes}
     world = World(places={service: sizes[service] for service in tight})
     driver = Driver(world)
-    driver.wish = first = wish(1, "p", "d")
+    driver.desired = first = wish(1, "p", "d")
     list(driver.seconds(12))
-    assert driver.memory.phase is m.Phase.STEADY
-    driver.wish = second = wish(2, "p" if only == "decode" else "q", "d" if only == "prefill" else "e")
+    assert driver.state.phase is m.RolloutPhase.STEADY
+    driver.desired = second = wish(2, "p" if only == "decode" else "q", "d" if only == "prefill" else "e")
     spares = [surges[0] == 0 or "prefill" in tight, surges[1] == 0 or "decode" in tight]
     floor = 1 - max(Fraction(spares[0], prefills), Fraction(spares[1], decodes))
     for _ in driver.seconds(150):
@@ -263,9 +263,9 @@ def test_whole_pairs_never_fall_short(
             shares = [Fraction(counted[key, one.set_id], one.replicas) for key, one in revision.parts.items()]
             share += min(shares)
         assert share >= floor, world.bodies
-        if driver.memory.phase is m.Phase.STEADY:
+        if driver.state.phase is m.RolloutPhase.STEADY:
             break
-    assert (driver.memory.phase, driver.memory.target.number) == (m.Phase.STEADY, 2)
+    assert (driver.state.phase, driver.state.target.number) == (m.RolloutPhase.STEADY, 2)
 
 
 @given(
@@ -285,10 +285,10 @@ def test_a_new_set_is_judged_while_the_old_one_is_there(
     world = World(places={"worker": replicas} if tight else {}, roomy={"worker"} if tight == "beside" else set())
     driver = Driver(world)
     wish = Part(set_id="a", replicas=replicas, surge=surge, unavailable=unavailable, drain_s=5.0, deadline_s=30.0)
-    driver.wish = Revision(number=1, parts={"worker": wish}, watch_s=1.0)
+    driver.desired = Revision(number=1, parts={"worker": wish}, watch_s=1.0)
     list(driver.seconds(12))
-    world.traffic["a"] = Traffic(200, 0)
-    driver.wish = Revision(number=2, parts={"worker": msgspec.structs.replace(wish, set_id="b")}, watch_s=1.0)
+    world.traffic["a"] = RequestCounts(200, 0)
+    driver.desired = Revision(number=2, parts={"worker": msgspec.structs.replace(wish, set_id="b")}, watch_s=1.0)
     cramped = bool(tight) or surge == unavailable == 0
     floor = replicas - max(unavailable, int(cramped))
     tried_floor = replicas - int(cramped) if surge else floor
@@ -299,14 +299,14 @@ def test_a_new_set_is_judged_while_the_old_one_is_there(
         if there["b"] and first_s is None:
             first_s = driver.now_s
         well = asked >= 20 and (failed + 1) * 20 <= asked
-        if not well and (first_s is None or driver.now_s < first_s + 60.0) and not driver.memory.undone:
+        if not well and (first_s is None or driver.now_s < first_s + 60.0) and not driver.state.undone:
             assert there["a"] >= tried_floor, (driver.now_s, world.bodies)
         assert there.total() >= floor, (driver.now_s, world.bodies)
         asked += rate * any(body.weight > 0 for body in world.bodies.values() if body.set_id == "b")
         failed = asked // good if good else 0
-        world.traffic["b"] = Traffic(asked, failed)
-        if driver.memory.phase is m.Phase.STEADY:
+        world.traffic["b"] = RequestCounts(asked, failed)
+        if driver.state.phase is m.RolloutPhase.STEADY:
             break
     bad = rate > 0 and 0 < good < 20
-    assert driver.memory.phase is m.Phase.STEADY
-    assert driver.memory.undone == (2 if bad else 0), driver.told
+    assert driver.state.phase is m.RolloutPhase.STEADY
+    assert driver.state.undone == (2 if bad else 0), driver.told

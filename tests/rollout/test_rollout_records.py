@@ -13,28 +13,28 @@ from msgspec import structs
 from holdfast.core.errors import UserError
 from holdfast.discovery.keys import DEPLOYMENTS, HISTORY, ROLLOUTS
 from holdfast.rollout import machine
-from holdfast.rollout.history import Fate
-from holdfast.rollout.machine import Memory
+from holdfast.rollout.history import RevisionResult
+from holdfast.rollout.machine import RolloutState
 from holdfast.rollout.records import (
-    Orders,
-    Overtaken,
-    Wanted,
-    WrittenMemory,
+    DesiredDeployment,
+    OwnedElsewhere,
+    RolloutRouting,
+    StateWriter,
+    add_to_history,
     applied,
-    ask,
+    change_desired,
     deleted,
     forget,
     history_key,
-    note,
-    note_asked,
     of_kept,
-    orders,
     paused,
+    read_desired,
     read_entry,
+    read_routing,
     resumed,
-    wanted,
+    write_entry,
 )
-from holdfast.rollout.replica import Replica, Want
+from holdfast.rollout.replica import DesiredState, ReplicaState
 from holdfast.rollout.revision import Part, Revision
 from holdfast.store.contract import VALUE_BYTES_MAX, Snapshot, Store, StoreUnavailable
 from tests.rigs.store.served import served_store
@@ -66,8 +66,8 @@ def test_what_asks_for_something_else_has_another_number() -> None:
     assert (remarked.revision, remarked.manifest, remarked.at_unix_s) == (1, "a, remarked", 1.0)
     second = applied("b", "B", 3.0, cause="undo to 7")(remarked)
     assert (second.revision, second.cause, second.at_unix_s) == (2, "undo to 7", 3.0)
-    assert applied("b", "B", 4.0, anew=1)(second) == second
-    assert applied("b", "B", 4.0, anew=2)(second).revision == 3
+    assert applied("b", "B", 4.0, undone=1)(second) == second
+    assert applied("b", "B", 4.0, undone=2)(second).revision == 3
 
 
 def test_a_pause_outlives_an_apply_and_ends_with_a_deletion() -> None:
@@ -104,10 +104,10 @@ def test_nothing_there_cannot_be_paused_or_deleted(change: object) -> None:
 
 async def test_of_many_who_ask_at_once_nobody_is_lost(store: Store) -> None:
     """Every one of them has its own number and its place in the history."""
-    asked = await asyncio.gather(*(ask(store, "d", applied(f"m{n}", f"d{n}", 1.0)) for n in range(8)))
+    asked = await asyncio.gather(*(change_desired(store, "d", applied(f"m{n}", f"d{n}", 1.0)) for n in range(8)))
     assert sorted(one.revision for one in asked) == list(range(1, 9))
     last = max(asked, key=lambda one: one.revision)
-    assert await wanted(store, "d") == last
+    assert await read_desired(store, "d") == last
     found = {key: read_entry(key, value) for key, value in (await keys(store, HISTORY + "d/")).items()}
     assert {entry.manifest for entry in found.values() if entry is not None} == {f"m{n}" for n in range(8)}
     assert list(found) == sorted(found)
@@ -115,53 +115,55 @@ async def test_of_many_who_ask_at_once_nobody_is_lost(store: Store) -> None:
 
 async def test_a_pause_beside_an_apply_keeps_both(store: Store) -> None:
     """Whichever comes second is said of what the first asked for."""
-    await ask(store, "d", applied("a", "A", 1.0))
-    await asyncio.gather(ask(store, "d", applied("b", "B", 2.0)), ask(store, "d", paused("d", on=True)))
-    both = await wanted(store, "d")
+    await change_desired(store, "d", applied("a", "A", 1.0))
+    await asyncio.gather(
+        change_desired(store, "d", applied("b", "B", 2.0)), change_desired(store, "d", paused("d", on=True))
+    )
+    both = await read_desired(store, "d")
     assert both is not None
     assert (both.revision, both.manifest, both.paused, both.serial) == (2, "b", True, 3)
 
 
 async def test_who_asks_for_what_is_wanted_writes_nothing(store: Store) -> None:
     """It is no event for whoever watches."""
-    first = await ask(store, "d", applied("a", "A", 1.0))
-    assert await ask(store, "d", applied("a", "A", 2.0)) == first
+    first = await change_desired(store, "d", applied("a", "A", 1.0))
+    assert await change_desired(store, "d", applied("a", "A", 2.0)) == first
 
 
 async def test_a_manifest_that_does_not_fit_is_refused_by_name(store: Store) -> None:
     """Nothing is written then."""
     with pytest.raises(UserError, match="too long for the store"):
-        await ask(store, "d", applied("x" * VALUE_BYTES_MAX, "A", 1.0))
-    assert await wanted(store, "d") is None
+        await change_desired(store, "d", applied("x" * VALUE_BYTES_MAX, "A", 1.0))
+    assert await read_desired(store, "d") is None
 
 
 async def test_what_nobody_could_have_written_is_told(store: Store) -> None:
     """And not gone on from."""
-    bad = msgspec.json.encode(structs.replace(Wanted(revision=1, manifest="", digest=""), revision=-1))
+    bad = msgspec.json.encode(structs.replace(DesiredDeployment(revision=1, manifest="", digest=""), revision=-1))
     await store.put(DEPLOYMENTS + "d", bad, 5)
     with pytest.raises(UserError, match="v1/deployments/d cannot be read"):
-        await ask(store, "d", applied("a", "A", 1.0))
+        await change_desired(store, "d", applied("a", "A", 1.0))
     assert await store.get(DEPLOYMENTS + "d", 5) == bad
     assert read_entry("", b"{}") is None
 
 
 async def test_what_became_of_a_revision_is_not_asked_over(store: Store) -> None:
     """Whoever notes again that it was asked for changes nothing of its fate."""
-    asked = await ask(store, "d", applied("a", "A", 1.0))
-    await note(store, "d", structs.replace(asked.entry(), fate=Fate.UNDONE, why="so"))
-    await note_asked(store, "d", asked)
+    asked = await change_desired(store, "d", applied("a", "A", 1.0))
+    await write_entry(store, "d", structs.replace(asked.entry(), result=RevisionResult.UNDONE, why="so"))
+    await add_to_history(store, "d", asked)
     value = await store.get(history_key("d", 1), 5)
     entry = read_entry("", value or b"")
     assert entry is not None
-    assert (entry.fate, entry.why) == (Fate.UNDONE, "so")
+    assert (entry.result, entry.why) == (RevisionResult.UNDONE, "so")
 
 
 async def test_a_deployment_is_forgotten_whole(store: Store) -> None:
     """And only that one: a longer name is another."""
     for name in ("d", "d-e"):
         for number in range(3):
-            await ask(store, name, applied("a", f"A{number}", 1.0))
-        await WrittenMemory(store, name).write(machine.NOTHING)
+            await change_desired(store, name, applied("a", f"A{number}", 1.0))
+        await StateWriter(store, name).write(machine.NOTHING)
         for key in (f"health/{name}-0123abcd/worker/generate/1", f"refused/{name}-0123abcd/worker/generate/1"):
             await store.put(f"v1/{key}", b"{}", 5.0)
         for key in (f"expected/{name}/k", f"faults/{name}/boot/0", f"level/{name}"):
@@ -174,29 +176,29 @@ async def test_a_deployment_is_forgotten_whole(store: Store) -> None:
 # -- the memory
 
 
-def memory(number: int) -> Memory:
-    return Memory(target=revision(number, worker=part("a*2")), wanted=number, began_s=50.0)
+def memory(number: int) -> RolloutState:
+    return RolloutState(target=revision(number, worker=part("a*2")), desired_number=number, began_s=50.0)
 
 
 async def test_a_memory_is_gone_on_from(store: Store) -> None:
     """What one wrote the next one reads."""
-    written = WrittenMemory(store, "d")
+    written = StateWriter(store, "d")
     assert await written.open(0.0) == machine.NOTHING
     await written.write(memory(1))
     await written.write(memory(2))
-    assert await WrittenMemory(store, "d").open(60.0) == memory(2)
+    assert await StateWriter(store, "d").open(60.0) == memory(2)
 
 
 async def test_two_who_carry_it_out_are_one(store: Store) -> None:
     """The one that was overtaken writes nothing over the other's, now or later."""
-    old, new = WrittenMemory(store, "d"), WrittenMemory(store, "d")
+    old, new = StateWriter(store, "d"), StateWriter(store, "d")
     for written in (old, new):
         await written.open(0.0)
     await new.write(memory(1))
     for number in (2, 3):
-        with pytest.raises(Overtaken):
+        with pytest.raises(OwnedElsewhere):
             await old.write(memory(number))
-    assert await WrittenMemory(store, "d").open(60.0) == memory(1)
+    assert await StateWriter(store, "d").open(60.0) == memory(1)
 
 
 class Mute:
@@ -219,13 +221,13 @@ class Mute:
 
 async def test_a_write_whose_answer_was_lost_is_ones_own(store: Store) -> None:
     """Whether it was done or not, the next one follows it; nobody is taken for another."""
-    written = WrittenMemory(Mute(store, 2), "d")  # type: ignore[arg-type]
+    written = StateWriter(Mute(store, 2), "d")  # type: ignore[arg-type]
     for number in (1, 2):
         with pytest.raises(StoreUnavailable):
             await written.write(memory(number))
     await written.write(memory(3))
     await written.write(memory(4))
-    assert await WrittenMemory(store, "d").open(60.0) == memory(4)
+    assert await StateWriter(store, "d").open(60.0) == memory(4)
 
 
 class Full(Mute):
@@ -244,7 +246,7 @@ async def test_a_store_that_falls_back_to_what_is_on_its_disk_is_no_other(store:
     """On a full disk what was written is read back, and is lost with the store's process: the one that wrote it goes on
     from what the store has then. It ends only for what another wrote."""
     full = Full(store, 0)
-    written = WrittenMemory(full, "d")  # type: ignore[arg-type]
+    written = StateWriter(full, "d")  # type: ignore[arg-type]
     await written.open(0.0)
     if kept is not None:
         await written.write(memory(kept))
@@ -257,9 +259,9 @@ async def test_a_store_that_falls_back_to_what_is_on_its_disk_is_no_other(store:
             await (store.delete(ROLLOUTS + "d", 5) if on_disk is None else store.put(ROLLOUTS + "d", on_disk, 5))
     full.lost = 0
     await written.write(memory(4))
-    assert await WrittenMemory(store, "d").open(60.0) == memory(4)
+    assert await StateWriter(store, "d").open(60.0) == memory(4)
     await store.put(ROLLOUTS + "d", machine.encode(memory(5)), 5)
-    with pytest.raises(Overtaken):
+    with pytest.raises(OwnedElsewhere):
         await written.write(memory(6))
 
 
@@ -267,23 +269,23 @@ async def test_a_memory_of_another_version_is_left_alone(store: Store) -> None:
     """Whoever cannot read it does not step."""
     await store.put(ROLLOUTS + "d", msgspec.json.encode(structs.replace(memory(1), version=9)), 5)
     with pytest.raises(UserError, match="version 9"):
-        await WrittenMemory(store, "d").open(0.0)
+        await StateWriter(store, "d").open(0.0)
 
 
 def test_who_gets_no_work_is_read_off_the_memory() -> None:
     """Those that stand by, drain or end, by the names of their pods; none where there is no memory, and nothing at all
     where it cannot be read."""
-    wants = dict(zip(("Worker-1", "Worker-2", "Worker-13", "Worker-4"), Want, strict=True))
+    wants = dict(zip(("Worker-1", "Worker-2", "Worker-13", "Worker-4"), DesiredState, strict=True))
     replicas = {name: replica("0123abcd", want) for name, want in wants.items()}
-    said = orders("chat", machine.encode(structs.replace(memory(1), replicas=replicas)))
+    said = read_routing("chat", machine.encode(structs.replace(memory(1), replicas=replicas)))
     assert said is not None
     assert said.idle == ("chat-worker-0123abcd-1", "chat-worker-0123abcd-13", "chat-worker-0123abcd-4")
-    assert orders("chat", b"") == Orders()
-    assert orders("chat", b"{}") is None
+    assert read_routing("chat", b"") == RolloutRouting()
+    assert read_routing("chat", b"{}") is None
 
 
-def replica(set_id: str, want: Want = Want.SERVE, *, counted: bool = True) -> Replica:
-    return Replica(service="Worker", set_id=set_id, pair=(("Worker", set_id),), want=want, counted=counted)
+def replica(set_id: str, want: DesiredState = DesiredState.SERVE, *, counted: bool = True) -> ReplicaState:
+    return ReplicaState(service="Worker", set_id=set_id, pair=(("Worker", set_id),), desired=want, counted=counted)
 
 
 def test_which_sets_stay_and_which_are_gone_is_read_off_the_memory() -> None:
@@ -294,17 +296,19 @@ def test_which_sets_stay_and_which_are_gone_is_read_off_the_memory() -> None:
         for number, set_id in ((1, "a"), (2, "b"))
     )
     rolling = structs.replace(memory(1), target=new, stable=old)
-    drains, ends = (replica("a" * 8, want) for want in (Want.DRAIN, Want.STOP))
+    drains, ends = (replica("a" * 8, want) for want in (DesiredState.DRAIN, DesiredState.STOP))
     comes, both = replica("b" * 8, counted=False), frozenset({"d-aaaaaaaa", "d-bbbbbbbb"})
     for replicas in ({"Worker-1": ends}, {"Worker-2": comes}):
-        said = orders("d", machine.encode(structs.replace(rolling, replicas=replicas)))
+        said = read_routing("d", machine.encode(structs.replace(rolling, replicas=replicas)))
         assert said is not None
         assert (said.staying, said.kept, said.inexact) == (frozenset(), both, {"d-bbbbbbbb"})
     counts = structs.replace(comes, counted=True)
     steady = structs.replace(rolling, stable=new, replicas={"Worker-2": counts})
-    said = orders("d", machine.encode(steady))
+    said = read_routing("d", machine.encode(steady))
     assert said is not None
     assert said.staying == said.kept == {"d-bbbbbbbb"}
-    leaving = orders("d", machine.encode(structs.replace(steady, replicas={"Worker-2": counts, "Worker-1": drains})))
+    leaving = read_routing(
+        "d", machine.encode(structs.replace(steady, replicas={"Worker-2": counts, "Worker-1": drains}))
+    )
     assert leaving is not None
     assert leaving.kept == leaving.staying == both, "its streams end there"

@@ -7,11 +7,11 @@ import pytest
 from holdfast.health import standing as s
 from holdfast.health.records import HealthRecord
 from holdfast.health.standing import HealthCause, HealthStatus, WorkerStanding
-from holdfast.rollout.replica import Seen, Stage
-from holdfast.rollout.seeing import GRAVE, UNCHECKED, judged
+from holdfast.rollout.replica import ObservedReplica, ReplicaStage
+from holdfast.rollout.seeing import PERMANENT_FAULTS, UNCHECKED, with_verdict
 
 SILENT = "canary no answer: nothing within 15 s"
-WORKER = Seen(service="worker", set_id="b", stage=Stage.SERVING, admitted=True)
+WORKER = ObservedReplica(service="worker", set_id="b", stage=ReplicaStage.SERVING, admitted=True)
 
 
 def record(*events: s.StandingEvent, spare: bool = False) -> HealthRecord:
@@ -29,26 +29,28 @@ def failed(at_s: float, failing: s.CanaryFailing = s.CanaryFailing.NO_ANSWER) ->
 
 def test_a_first_canary_and_a_second() -> None:
     """Unchecked it has no weight; sound and in service it has all of it, and nothing more is waited for."""
-    nobody = judged(WORKER, None)
+    nobody = with_verdict(WORKER, None)
     assert (nobody.weight, nobody.trouble, nobody.how) == (0.0, "", UNCHECKED)
-    fresh = judged(WORKER, record())
+    fresh = with_verdict(WORKER, record())
     assert (fresh.weight, fresh.trouble, fresh.how) == (0.0, "", s.UNCHECKED)
-    sound = judged(WORKER, record(s.CanaryPassed(1, 15.0), s.CanaryPassed(1, 25.0)))
+    sound = with_verdict(WORKER, record(s.CanaryPassed(1, 15.0), s.CanaryPassed(1, 25.0)))
     assert (sound.weight, sound.trouble, sound.how) == (1.0, "", "")
 
 
 def test_a_breaker_that_is_open_is_told() -> None:
     """It is no trouble by itself: that is for who knows how the others fare."""
-    shut = judged(WORKER, record(s.CanaryPassed(1, 15.0), s.CanaryPassed(1, 25.0), s.BreakerOpened(1, "3 in a row")))
+    shut = with_verdict(
+        WORKER, record(s.CanaryPassed(1, 15.0), s.CanaryPassed(1, 25.0), s.BreakerOpened(1, "3 in a row"))
+    )
     assert (shut.weight, shut.trouble, shut.is_shut) == (0.0, "", True)
-    assert not judged(WORKER, record(s.CanaryPassed(1, 15.0))).is_shut
+    assert not with_verdict(WORKER, record(s.CanaryPassed(1, 15.0))).is_shut
 
 
 def test_a_spare_counts() -> None:
     """It has no traffic because enough others have."""
     spare = record(s.CanaryPassed(1, 15.0), s.CanaryPassed(1, 25.0), spare=True)
     assert spare.weight == 0.0
-    assert judged(WORKER, spare).weight == 1.0
+    assert with_verdict(WORKER, spare).weight == 1.0
 
 
 @pytest.mark.parametrize(
@@ -64,20 +66,25 @@ def test_a_spare_counts() -> None:
 )
 def test_what_undoes_a_revision(events: list[s.StandingEvent], trouble: str) -> None:
     """Canaries failing in a row, a wrong answer, an engine that gives up; not one that is lost, or a kill."""
-    seen = judged(WORKER, record(*events))
+    seen = with_verdict(WORKER, record(*events))
     assert seen.trouble == trouble
     assert seen.weight == 0.0
 
 
 def test_a_refused_card_comes_first() -> None:
     """Who is refused can pass no canary; the reason that people can mend is told."""
-    seen = judged(WORKER, record(failed(15.0), failed(25.0), failed(35.0)), refused="another tokenizer")
+    seen = with_verdict(WORKER, record(failed(15.0), failed(25.0), failed(35.0)), refused="another tokenizer")
     assert seen.trouble == "has a card that is refused: another tokenizer"
-    told = judged(Seen(service="worker", set_id="b", stage=Stage.STARTING, trouble="cannot be started: no model"), None)
+    told = with_verdict(
+        ObservedReplica(
+            service="worker", set_id="b", stage=ReplicaStage.STARTING, trouble="cannot be started: no model"
+        ),
+        None,
+    )
     assert (told.trouble, told.how) == ("cannot be started: no model", "")
 
 
 def test_what_is_grave_takes_all_traffic() -> None:
     """No cause undoes a revision that control itself lets serve."""
-    assert all(s.TABLE[cause][0] is HealthStatus.UNHEALTHY for cause in GRAVE)
-    assert HealthCause.DEVICE_LOST not in GRAVE
+    assert all(s.TABLE[cause][0] is HealthStatus.UNHEALTHY for cause in PERMANENT_FAULTS)
+    assert HealthCause.DEVICE_LOST not in PERMANENT_FAULTS

@@ -12,20 +12,20 @@ from msgspec import structs
 from holdfast.rollout import machine as m
 from holdfast.rollout.revision import Part, Revision
 from holdfast.rollout.status import report
-from holdfast.rollout.trial import Traffic
+from holdfast.rollout.trial import RequestCounts
 from tests.rigs.transcripts import must_go_as_written, stories
 from tests.rigs.worlds.rollout import Driver, World, part
 
 
-def line_of(act: m.Act) -> str:
+def line_of(act: m.RolloutAction) -> str:
     match act:
-        case m.Tell(text):
+        case m.LogLine(text):
             return text
-        case m.Start(name, _, set_id, beside):
+        case m.StartReplica(name, _, set_id, beside):
             return f"(start {name} of {set_id}{f' beside {beside}' if beside else ''})"
-        case m.CallOff(name):
+        case m.ResumeServing(name):
             return f"(call {name} back)"
-    return f"({type(act).__name__.lower()} {act.name})"
+    return f"({type(act).__name__.removesuffix('Replica').lower()} {act.name})"
 
 
 class Story:
@@ -33,7 +33,7 @@ class Story:
 
     def __init__(self) -> None:
         self.driver = Driver(World())
-        self.mates: tuple[str, ...] = ()
+        self.peers: tuple[str, ...] = ()
         self.lines: list[str] = []
 
     def play(self, command: str) -> list[str]:
@@ -42,7 +42,7 @@ class Story:
         getattr(self, f"do_{word}")(rest)
         return self.lines
 
-    def _tell(self, acts: tuple[m.Act, ...]) -> None:
+    def _tell(self, acts: tuple[m.RolloutAction, ...]) -> None:
         self.lines += [f"  {self.driver.now_s:6.0f}  {line_of(act)}" for act in acts]
 
     def do_apply(self, rest: str) -> None:
@@ -51,13 +51,13 @@ class Story:
         how = {key: int(value) for key, _, value in (word.partition(":") for word in words if ":" in word)}
         parts: dict[str, Part] = {}
         for service, _, text in (word.partition("=") for word in words if "=" in word):
-            others = tuple(one for one in self.mates if one != service) if service in self.mates else ()
-            parts[service] = part(text, mates=others, **how)
-        self.driver.wish = Revision(number=int(number), parts=parts, watch_s=5.0)
+            others = tuple(one for one in self.peers if one != service) if service in self.peers else ()
+            parts[service] = part(text, peers=others, **how)
+        self.driver.desired = Revision(number=int(number), parts=parts, watch_s=5.0)
         self._tell(self.driver.step())
 
-    def do_mates(self, rest: str) -> None:
-        self.mates = tuple(rest.split())
+    def do_peers(self, rest: str) -> None:
+        self.peers = tuple(rest.split())
 
     def do_wait(self, rest: str) -> None:
         for acts in self.driver.seconds(int(rest)):
@@ -98,18 +98,18 @@ class Story:
         for word in rest.split():
             set_id, _, text = word.partition("=")
             failed, _, attempts = text.partition("/")
-            self.driver.world.traffic[set_id] = Traffic(int(attempts), int(failed))
+            self.driver.world.traffic[set_id] = RequestCounts(int(attempts), int(failed))
 
     def do_answers(self, rest: str) -> None:
         """Answers of frontends' sets in the last minute, and how many of them were refusals or failures."""
         for word in rest.split():
             set_id, _, text = word.partition("=")
             failed, _, attempts = text.partition("/")
-            self.driver.world.answers[set_id] = Traffic(int(attempts), int(failed))
+            self.driver.world.answers[set_id] = RequestCounts(int(attempts), int(failed))
 
     def do_control(self, rest: str) -> None:
         """A control leads (`leads`), or none does that could judge a new set of workers (`away`)."""
-        self.driver.world.unjudged = frozenset({"worker"} if rest == "away" else ())
+        self.driver.world.unchecked = frozenset({"worker"} if rest == "away" else ())
         self._tell(self.driver.step())
 
     def do_pause(self, _: str) -> None:
@@ -119,21 +119,21 @@ class Story:
         self._pause(False)
 
     def _pause(self, paused: bool) -> None:
-        parts = {key: structs.replace(one, paused=paused) for key, one in self.driver.wish.parts.items()}
-        self.driver.wish = structs.replace(self.driver.wish, parts=parts)
+        parts = {key: structs.replace(one, paused=paused) for key, one in self.driver.desired.parts.items()}
+        self.driver.desired = structs.replace(self.driver.desired, parts=parts)
         self._tell(self.driver.step())
 
     def do_restart(self, rest: str) -> None:
         """The process that keeps the rollout going dies; the next goes on from what is written, or from nothing."""
         if rest == "forgetful":
             self.driver.written = b""
-        wish = self.driver.wish
+        wish = self.driver.desired
         self.driver = self.driver.next_life()
-        self.driver.wish = wish
+        self.driver.desired = wish
         self._tell(self.driver.step())
 
     def do_status(self, _: str) -> None:
-        told = report(self.driver.memory, self.driver.world.look(self.driver.wish), self.driver.now_s)
+        told = report(self.driver.state, self.driver.world.observe(self.driver.desired), self.driver.now_s)
         self.lines.append(f"  {self.driver.now_s:6.0f}  {told.state}: {told.headline}")
         self.lines += [f"          {service}" for service in told.services]
 

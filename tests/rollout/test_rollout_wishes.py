@@ -8,9 +8,9 @@ import pytest
 from msgspec import structs
 
 from holdfast.rollout.machine import NOTHING
-from holdfast.rollout.records import Wanted
+from holdfast.rollout.records import DesiredDeployment
 from holdfast.rollout.revision import Part, Revision, changes
-from holdfast.rollout.wishes import is_gone, on_trial, revision_of, wish_of, worked_at
+from holdfast.rollout.wishes import active_revision, desired_revision, is_gone, new_sets, revision_of
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.pods import pods
 from holdfast.spec.manifest.types import Manifest
@@ -95,7 +95,7 @@ def test_mates_are_of_the_opposite_kind() -> None:
     Lone: {componentType: worker, subComponentType: decode, modelName: other}
     """)
     parts = revision_of(accepted(text), 1).parts
-    found = {name: part.mates for name, part in parts.items()}
+    found = {name: part.peers for name, part in parts.items()}
     assert found == {"Frontend": (), "P": ("D", "E"), "D": ("P",), "E": ("P",), "Lone": ()}
 
 
@@ -114,12 +114,12 @@ def test_a_pause_and_a_deletion_are_the_same_sets() -> None:
     """Paused, everything waits; deleted, nothing is wanted and no stream's end is waited for but a drain's."""
     text = WORKER.replace("REST", "replicas: 3, rollout: {paused: true}")
     manifest = accepted(text)
-    wanted = Wanted(revision=4, manifest=text, digest=revision_of(manifest, 4).digest)
-    plain = wish_of(wanted, manifest)
+    wanted = DesiredDeployment(revision=4, manifest=text, digest=revision_of(manifest, 4).digest)
+    plain = desired_revision(wanted, manifest)
     assert plain == revision_of(manifest, 4)
-    held = wish_of(structs.replace(wanted, paused=True), manifest)
+    held = desired_revision(structs.replace(wanted, paused=True), manifest)
     assert (held.sets, {part.paused for part in held.parts.values()}) == (plain.sets, {True})
-    gone = wish_of(structs.replace(wanted, deleted=True), manifest)
+    gone = desired_revision(structs.replace(wanted, deleted=True), manifest)
     assert gone.sets == plain.sets
     assert {(part.replicas, part.paused) for part in gone.parts.values()} == {(0, False)}
     assert all(part.last_drain_s == part.drain_s for part in gone.parts.values())
@@ -128,35 +128,35 @@ def test_a_pause_and_a_deletion_are_the_same_sets() -> None:
 def test_a_deleted_deployment_leaves_by_the_rules() -> None:
     """A machine that is told so drains and stops everybody, and is steady with nobody there."""
     manifest = accepted(WORKER.replace("REST", "replicas: 2"))
-    wanted = Wanted(revision=1, manifest="", digest="")
+    wanted = DesiredDeployment(revision=1, manifest="", digest="")
     driver = Driver(World())
-    driver.wish = wish_of(wanted, manifest)
+    driver.desired = desired_revision(wanted, manifest)
     list(driver.seconds(60))
     assert len(driver.world.bodies) == 3
     deleted = structs.replace(wanted, revision=2, deleted=True)
-    driver.wish = wish_of(deleted, manifest)
-    assert not is_gone(deleted, driver.memory)
+    driver.desired = desired_revision(deleted, manifest)
+    assert not is_gone(deleted, driver.state)
     list(driver.seconds(60))
     assert not driver.world.bodies
-    assert is_gone(deleted, driver.memory)
-    assert not is_gone(structs.replace(deleted, revision=3), driver.memory), "somebody asked once more: not heard yet"
-    assert not is_gone(structs.replace(wanted, revision=2), driver.memory), "scaled to nobody, not deleted"
+    assert is_gone(deleted, driver.state)
+    assert not is_gone(structs.replace(deleted, revision=3), driver.state), "somebody asked once more: not heard yet"
+    assert not is_gone(structs.replace(wanted, revision=2), driver.state), "scaled to nobody, not deleted"
 
 
 def test_what_is_started_next_is_what_is_wanted_until_that_is_undone() -> None:
     """A later wish is worked at again, though the one before it was undone."""
     old, bad, mended = (Revision(number=number, parts={}) for number in (1, 2, 3))
-    undone = structs.replace(NOTHING, target=old, wanted=2, undone=2)
-    assert worked_at(bad, structs.replace(NOTHING, target=bad, wanted=2)) is bad
-    assert worked_at(bad, undone) is old
-    assert worked_at(mended, undone) is mended
+    undone = structs.replace(NOTHING, target=old, desired_number=2, undone=2)
+    assert active_revision(bad, structs.replace(NOTHING, target=bad, desired_number=2)) is bad
+    assert active_revision(bad, undone) is old
+    assert active_revision(mended, undone) is mended
 
 
 def test_only_sets_that_a_revision_brings_are_on_trial_since_it_began() -> None:
     """What failed before it was heard of is not held against it; sets that stay are judged by all that happened."""
     stable = Revision(number=1, parts={"A": Part(set_id="old", replicas=1), "B": Part(set_id="same", replicas=1)})
     wish = structs.replace(stable, number=2, parts=stable.parts | {"A": Part(set_id="new", replicas=1)})
-    memory = structs.replace(NOTHING, stable=stable, wanted=1, began_s=50.0)
-    assert on_trial(wish, memory, 99.0) == ({("A", "new")}, 99.0)
-    assert on_trial(wish, structs.replace(memory, wanted=2, began_s=90.0), 99.0) == ({("A", "new")}, 90.0)
-    assert on_trial(stable, memory, 99.0) == (set(), 50.0)
+    memory = structs.replace(NOTHING, stable=stable, desired_number=1, began_s=50.0)
+    assert new_sets(wish, memory, 99.0) == ({("A", "new")}, 99.0)
+    assert new_sets(wish, structs.replace(memory, desired_number=2, began_s=90.0), 99.0) == ({("A", "new")}, 90.0)
+    assert new_sets(stable, memory, 99.0) == (set(), 50.0)

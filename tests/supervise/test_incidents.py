@@ -32,7 +32,7 @@ from holdfast.supervise.processes import Processes
 from holdfast.supervise.records import Record, read_records, write_record
 from holdfast.supervise.standing import groups_of, timeline, with_groups
 from holdfast.supervise.status import Status, seams_of, shown_state
-from holdfast.supervise.witness import Parts, Witness
+from holdfast.supervise.witness import IncidentRecorder, PartProcesses
 from holdfast.wire.net import SocketNetwork
 from tests.rigs.manual_clock import ManualClock
 from tests.rigs.small_disks import BALLAST, fill, small_disk
@@ -150,7 +150,7 @@ def slot(name: str = "worker-1a", group: str = "") -> Slot:
 
 def test_a_loop_is_one_incident(tmp_path: Path) -> None:
     """Who dies again before it is ready is told how often; who was ready is a new one; the last reason counts."""
-    witness = Witness(tmp_path, ManualClock(50.0))
+    witness = IncidentRecorder(tmp_path, ManualClock(50.0))
     witness.fell(slot(), Fell(7, "SIGKILL", was_ready=True))
     for pid in (8, 9):
         witness.fell(slot(), Fell(pid, f"exited with {pid}", was_ready=False))
@@ -168,7 +168,7 @@ def test_the_last_hundred_outlive_the_supervisor(tmp_path: Path) -> None:
     called back by a start of another day."""
     clock = ManualClock(0.0, step_s=1.0)
     for _ in range(2):
-        witness = Witness(tmp_path, clock)
+        witness = IncidentRecorder(tmp_path, clock)
         witness.back(slot())
         for pid in range(INCIDENTS_MAX - 30):
             witness.fell(slot(), Fell(pid, "SIGKILL", was_ready=True))
@@ -180,7 +180,7 @@ def test_the_last_hundred_outlive_the_supervisor(tmp_path: Path) -> None:
 def test_a_disk_that_takes_nothing_costs_the_record_alone(tmp_path: Path) -> None:
     """The supervisor goes on, and still knows."""
     (tmp_path / "incidents.json").mkdir()
-    witness = Witness(tmp_path, ManualClock(50.0))
+    witness = IncidentRecorder(tmp_path, ManualClock(50.0))
     witness.fell(slot(), Fell(7, "SIGKILL", was_ready=True))
     assert len(witness.incidents) == 1
 
@@ -188,7 +188,7 @@ def test_a_disk_that_takes_nothing_costs_the_record_alone(tmp_path: Path) -> Non
 async def test_what_a_full_disk_kept_back_is_written_once_there_is_room() -> None:
     """No other incident has to come first."""
     with small_disk(64 * 1024) as disk:
-        witness = Witness(disk, SystemClock())
+        witness = IncidentRecorder(disk, SystemClock())
         fill(disk)
         witness.fell(slot(), Fell(7, "SIGKILL", was_ready=True))
         assert read_incidents(disk) == []
@@ -228,10 +228,10 @@ class Held:
 
 def test_one_whose_successor_is_seen_first_is_back_all_the_same(tmp_path: Path) -> None:
     """A supervisor that was stopped meanwhile finds the new keeper's record before it hears of the old one's end."""
-    held, witness = Held(), Witness(tmp_path, ManualClock(50.0))
+    held, witness = Held(), IncidentRecorder(tmp_path, ManualClock(50.0))
     whole = Slot.of(Job("vault-1", "vault"))
     whole.life = Life(Phase.READY, os.getpid())
-    parts = Parts(tmp_path, cast(Processes, held), {"vault-1": whole}, witness)
+    parts = PartProcesses(tmp_path, cast(Processes, held), {"vault-1": whole}, witness)
     with subprocess.Popen(["sleep", "60"]) as first, subprocess.Popen(["sleep", "60"]) as second:
         try:
             for keeper in (first, second):
@@ -252,7 +252,7 @@ def test_a_job_that_is_gone_leaves_no_part_behind(tmp_path: Path) -> None:
     parts that live, and those of a vault that somebody else started, stay as they are."""
     held, whole = Held(), Slot.of(Job("vault-1", "vault"))
     slots = {"vault-1": whole}
-    parts = Parts(tmp_path, cast(Processes, held), slots, Witness(tmp_path, ManualClock(50.0)))
+    parts = PartProcesses(tmp_path, cast(Processes, held), slots, IncidentRecorder(tmp_path, ManualClock(50.0)))
     with subprocess.Popen(["sleep", "60"]) as keeper:
         write_record(tmp_path, Record.of_process(keeper.pid, "vault-1-keeper", "keeper", part_of="vault-1"))
         parts.look()
@@ -428,7 +428,7 @@ def test_the_state_that_is_shown() -> None:
 def test_supervisors_that_share_a_directory_lose_none_of_each_others(tmp_path: Path) -> None:
     """Each has a file of its own, all are read as one; when one is gone its incidents are with the others, and nothing
     else is left of it."""
-    witnesses = {name: Witness(tmp_path, ManualClock(1000.0 + at), name) for at, name in enumerate("ab")}
+    witnesses = {name: IncidentRecorder(tmp_path, ManualClock(1000.0 + at), name) for at, name in enumerate("ab")}
     for name, witness in witnesses.items():
         witness.fell(Slot.of(Job(f"{name}-engine-0", "worker")), Fell(7, "SIGKILL", was_ready=True))
     witnesses["a"].fell(Slot.of(Job("a-engine-1", "worker")), Fell(8, "SIGKILL", was_ready=True))

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.spec.jobs import Job
 from holdfast.spec.launch import FrontendLaunch, Launch, VaultLaunch, WorkerLaunch, role_of
-from holdfast.supervise.changing import Changing, kept_jobs
+from holdfast.supervise.changing import JobList, kept_jobs
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase
 from holdfast.supervise.records import Record, launch_path, read_record, run_dir, set_aside, write_record
@@ -21,8 +21,8 @@ from holdfast.testing.waiting import BOUND_S, until
 from tests.rigs.supervise.supervisors import BECOME_READY, SERVE, World, job
 
 
-def changing(world: World, supervisor: Supervisor) -> Changing:
-    return Changing(supervisor, world.state_dir)
+def changing(world: World, supervisor: Supervisor) -> JobList:
+    return JobList(supervisor, world.state_dir)
 
 
 async def ready(supervisor: Supervisor, *names: str) -> dict[str, int]:

@@ -15,8 +15,8 @@ from holdfast.discovery.keys import CONTROLS, HEALTH, INSTANCES, REFUSALS, REPOR
 from holdfast.health.records import ControlRecord, HealthRecord, ReportRecord
 from holdfast.health.records import WorkerSeen as Reported
 from holdfast.health.standing import HealthCause, HealthStatus, WorkerStanding
-from holdfast.rollout.machine import Start
-from holdfast.rollout.replica import Seen, Stage, Want
+from holdfast.rollout.machine import StartReplica
+from holdfast.rollout.replica import DesiredState, ObservedReplica, ReplicaStage
 from holdfast.rollout.revision import Part, Revision
 from holdfast.rollout.seeing import UNCHECKED
 from holdfast.rollout.wishes import revision_of
@@ -27,12 +27,31 @@ from holdfast.spec.manifest.local import Machine
 from holdfast.spec.manifest.types import Manifest
 from holdfast.spec.manifest.whole import whole
 from holdfast.supervise.machine import Life, Phase
-from holdfast.supervise.outlook import NOBODY, UNJUDGED, UNKNOWN, Said, look_of, prefixes, said_by
-from holdfast.supervise.replicas import Ground, Sighted, Whose, jobs_of, room_of, sets_of, sighted, whose
-from holdfast.supervise.seats import Taken, taken_by
+from holdfast.supervise.outlook import (
+    NO_CONTROL,
+    NO_WORKER,
+    NOT_IN_STORE,
+    StoreObservation,
+    observe,
+    observe_store,
+    prefixes,
+)
+from holdfast.supervise.replicas import (
+    LocalReplica,
+    ReplicaId,
+    StartContext,
+    jobs_of,
+    observe_processes,
+    replica_id_of,
+    room_of,
+    sets_of,
+)
+from holdfast.supervise.seats import DeviceClaim, device_claims
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
-GROUND = Ground(Machine(Path("/tmp/hf"), {"HOME": "/"}), (), lambda _engine, source, model: (source, model or "m"))
+CONTEXT = StartContext(
+    Machine(Path("/tmp/hf"), {"HOME": "/"}), (), lambda _engine, source, model: (source, model or "m")
+)
 
 
 def read(path: Path) -> Manifest:
@@ -41,20 +60,20 @@ def read(path: Path) -> Manifest:
     return manifest
 
 
-def starts(manifest: Manifest) -> Iterator[Start]:
+def starts(manifest: Manifest) -> Iterator[StartReplica]:
     """One replica of each service that has any."""
     for number, (service, part) in enumerate(revision_of(manifest, 1).parts.items(), 7):
         if manifest.spec.services[service].replicas:
-            yield Start(f"{service}-{number}", service, part.set_id)
+            yield StartReplica(f"{service}-{number}", service, part.set_id)
 
 
-def on(*sockets: str) -> list[Taken]:
+def on(*sockets: str) -> list[DeviceClaim]:
     """Somebody on each, by the names of their sockets."""
-    return [Taken("somebody", DeviceSlot(name.partition(".")[0], name)) for name in sockets]
+    return [DeviceClaim("somebody", DeviceSlot(name.partition(".")[0], name)) for name in sockets]
 
 
 def sockets_of(jobs: Iterable[Job]) -> list[str]:
-    return [one.seat.socket_name for one in taken_by(jobs)]
+    return [one.seat.socket_name for one in device_claims(jobs)]
 
 
 # -- from a replica to its processes, and back
@@ -65,21 +84,23 @@ def test_a_started_replica_is_found_by_its_processes_names(path: Path) -> None:
     """By each of them, by the names alone; and it is started as a whole manifest starts it, but for its number."""
     manifest = read(path)
     sets = sets_of([(manifest, {})])
-    planned = {one.name: Job.of(one) for one in whole(manifest, GROUND.machine, (), GROUND.named)}
+    planned = {one.name: Job.of(one) for one in whole(manifest, CONTEXT.machine, (), CONTEXT.named)}
     for start in starts(manifest):
-        jobs = jobs_of(start, sets, GROUND, ())
-        expected = Whose(start.name, start.service, start.set_id)
-        assert {whose(job.name, manifest.name, manifest.spec.services) for job in jobs} == {expected}
-        first = jobs_of(structs.replace(start, name=f"{start.service}-0"), sets, GROUND, ())
+        jobs = jobs_of(start, sets, CONTEXT, ())
+        expected = ReplicaId(start.name, start.service, start.set_id)
+        assert {replica_id_of(job.name, manifest.name, manifest.spec.services) for job in jobs} == {expected}
+        first = jobs_of(structs.replace(start, name=f"{start.service}-0"), sets, CONTEXT, ())
         assert first == [planned[job.name] for job in first]
 
 
 def test_names_of_others_are_nobodys() -> None:
     """Of another deployment, a store, a control; a service that is not known is called as its processes are."""
     for name in ("store", "chat-control", "chats-worker-0123abcd-1", "chat-worker-0123abcd", "chat-w-0123abcd-1-shell"):
-        assert whose(name, "chat", ["Worker"]) is None
-    assert whose("chat-worker-0123abcd-12", "chat", ["Worker"]) == Whose("Worker-12", "Worker", "0123abcd")
-    assert whose("chat-old-one-0123abcd-3-vault-r2", "chat", []) == Whose("old-one-3", "old-one", "0123abcd")
+        assert replica_id_of(name, "chat", ["Worker"]) is None
+    assert replica_id_of("chat-worker-0123abcd-12", "chat", ["Worker"]) == ReplicaId("Worker-12", "Worker", "0123abcd")
+    assert replica_id_of("chat-old-one-0123abcd-3-vault-r2", "chat", []) == ReplicaId(
+        "old-one-3", "old-one", "0123abcd"
+    )
 
 
 def test_no_two_replicas_share_a_seat() -> None:
@@ -89,9 +110,9 @@ def test_no_two_replicas_share_a_seat() -> None:
     (worker,) = [one for one in starts(manifest) if one.service != "Frontend"]
     for number in range(1, 4):
         start = structs.replace(worker, name=f"{worker.service}-{number}")
-        there.append(jobs_of(start, sets, GROUND, taken_by(job for jobs in there for job in jobs)))
+        there.append(jobs_of(start, sets, CONTEXT, device_claims(job for jobs in there for job in jobs)))
     assert [sockets_of(jobs) for jobs in there] == [["host-1"], ["host-2"], ["host-3"]]
-    again = jobs_of(structs.replace(worker, name=f"{worker.service}-9"), sets, GROUND, on("host-1", "host-3"))
+    again = jobs_of(structs.replace(worker, name=f"{worker.service}-9"), sets, CONTEXT, on("host-1", "host-3"))
     assert sockets_of(again) == ["host-2"]
     vaults = [job for jobs in there for job in jobs if job.role == "vault"]
     assert len({job.name for job in vaults}) == 3
@@ -100,7 +121,7 @@ def test_no_two_replicas_share_a_seat() -> None:
 def test_a_set_that_is_not_kept_is_refused_by_name() -> None:
     """Whoever carries a rollout out says so, and starts something else never."""
     with pytest.raises(Refused, match="the set 0123abcd of Worker"):
-        jobs_of(Start("Worker-1", "Worker", "0123abcd"), {}, GROUND, ())
+        jobs_of(StartReplica("Worker-1", "Worker", "0123abcd"), {}, CONTEXT, ())
 
 
 def test_gpus_are_given_out_once_unless_they_are_shared() -> None:
@@ -120,12 +141,12 @@ spec:
     manifest = check(text.encode()).manifest
     assert manifest is not None
     sets, (start,) = sets_of([(manifest, {})]), starts(manifest)
-    ground = Ground(GROUND.machine, ("GPU-a", "GPU-b"), GROUND.named)
-    assert sockets_of(jobs_of(start, sets, ground, on("GPU-a"))) == ["GPU-b"]
-    assert sockets_of(jobs_of(start, sets, ground, on("GPU-a.2"))) == ["GPU-b"], "who stood by has the place"
+    context = StartContext(CONTEXT.machine, ("GPU-a", "GPU-b"), CONTEXT.named)
+    assert sockets_of(jobs_of(start, sets, context, on("GPU-a"))) == ["GPU-b"]
+    assert sockets_of(jobs_of(start, sets, context, on("GPU-a.2"))) == ["GPU-b"], "who stood by has the place"
     with pytest.raises(Refused, match="1 GPUs are needed, and 0 are free"):
-        jobs_of(start, sets, ground, on("GPU-a", "GPU-b"))
-    shared = Ground(GROUND.machine, ("GPU-a", "GPU-b"), GROUND.named, sharing=2)
+        jobs_of(start, sets, context, on("GPU-a", "GPU-b"))
+    shared = StartContext(CONTEXT.machine, ("GPU-a", "GPU-b"), CONTEXT.named, sharing=2)
     assert sockets_of(jobs_of(start, sets, shared, on("GPU-a", "GPU-b"))) == ["GPU-a.2"]
 
 
@@ -142,11 +163,11 @@ def test_a_free_gpu_is_told_to_one_service() -> None:
     checked = check(text.encode())
     assert checked.manifest is not None, checked.problems
     sets, wish = sets_of([(checked.manifest, {})]), revision_of(checked.manifest, 1)
-    four = Ground(GROUND.machine, ("a", "b", "c", "d"), GROUND.named)
+    four = StartContext(CONTEXT.machine, ("a", "b", "c", "d"), CONTEXT.named)
     assert room_of(wish, {"One": 1, "Two": 1}, sets, four, on("a")) == {"One": 3, "Two": 1}
     assert room_of(wish, {"One": 2, "Two": 1}, sets, four, on("a", "b", "c")) == {"One": 1, "Two": 0}
     assert room_of(wish, {}, sets, four, on("a", "b", "c", "d")) == {"One": 0, "Two": 0}
-    assert room_of(wish, {}, sets, GROUND, ()) == {}
+    assert room_of(wish, {}, sets, CONTEXT, ()) == {}
     odd = check(text.replace("torch", "steam").encode()).manifest
     assert odd is not None
     room = room_of(revision_of(odd, 1), {}, sets_of([(odd, {})]), four, ())
@@ -156,44 +177,44 @@ def test_a_free_gpu_is_told_to_one_service() -> None:
 # -- what is seen of its processes
 
 
-WHOM = Whose("Worker-1", "Worker", "0123abcd")
+WHOM = ReplicaId("Worker-1", "Worker", "0123abcd")
 READY = Life(phase=Phase.READY)
 
 
 @pytest.mark.parametrize(
     ("processes", "stage", "crashes", "words"),
     [
-        ({"w": ("worker", READY)}, Stage.SERVING, 0, ""),
-        ({"w": ("worker", Life(phase=Phase.STARTING))}, Stage.STARTING, 0, ""),
-        ({"v": ("vault", READY), "w": ("worker", Life(phase=Phase.STARTING))}, Stage.STARTING, 0, ""),
-        ({"v": ("vault", READY), "w": ("worker", READY), "x": ("worker", Life())}, Stage.SERVING, 0, ""),
+        ({"w": ("worker", READY)}, ReplicaStage.SERVING, 0, ""),
+        ({"w": ("worker", Life(phase=Phase.STARTING))}, ReplicaStage.STARTING, 0, ""),
+        ({"v": ("vault", READY), "w": ("worker", Life(phase=Phase.STARTING))}, ReplicaStage.STARTING, 0, ""),
+        ({"v": ("vault", READY), "w": ("worker", READY), "x": ("worker", Life())}, ReplicaStage.SERVING, 0, ""),
         (
             {"w": ("worker", Life(phase=Phase.CRASH_LOOP, failures=5, note="failed 5 times"))},
-            Stage.STARTING,
+            ReplicaStage.STARTING,
             5,
             "failed 5 times",
         ),
         (
             {"w": ("worker", Life(phase=Phase.REFUSED, failures=1, note="no model"))},
-            Stage.STARTING,
+            ReplicaStage.STARTING,
             1,
             "cannot be started: no model",
         ),
-        ({"w": ("worker", Life(phase=Phase.STOPPING, wanted=False))}, Stage.LEAVING, 0, ""),
+        ({"w": ("worker", Life(phase=Phase.STOPPING, wanted=False))}, ReplicaStage.LEAVING, 0, ""),
         (
             {"w": ("worker", Life(phase=Phase.OVER, wanted=False)), "v": ("vault", Life(phase=Phase.READY))},
-            Stage.STARTING,
+            ReplicaStage.STARTING,
             0,
             "",
         ),
-        ({"w": ("worker", Life(phase=Phase.STOPPING))}, Stage.STARTING, 0, ""),
+        ({"w": ("worker", Life(phase=Phase.STOPPING))}, ReplicaStage.STARTING, 0, ""),
     ],
 )
 def test_a_replica_is_what_its_processes_do(
-    processes: dict[str, tuple[str, Life]], stage: Stage, crashes: int, words: str
+    processes: dict[str, tuple[str, Life]], stage: ReplicaStage, crashes: int, words: str
 ) -> None:
     """Engines serve, memory alone does not; all told to leave, it leaves; one that is replaced comes back."""
-    seen = sighted(WHOM, processes).seen
+    seen = observe_processes(WHOM, processes).observed
     assert (seen.stage, seen.crashes, seen.trouble or seen.how) == (stage, crashes, words)
 
 
@@ -201,11 +222,13 @@ def test_a_replica_is_what_its_processes_do(
 
 
 KEY = InstanceKey("chat-0123abcd", "worker", "generate", 0x2A)
-SERVING = Seen(service="Worker", set_id="0123abcd", stage=Stage.SERVING)
+SERVING = ObservedReplica(service="Worker", set_id="0123abcd", stage=ReplicaStage.SERVING)
 WISH = Revision(number=1, parts={})
 
 
-def said(*reports: ReportRecord, verdict: WorkerStanding | None = None, led: bool = True, refused: str = "") -> Said:
+def said(
+    *reports: ReportRecord, verdict: WorkerStanding | None = None, led: bool = True, refused: str = ""
+) -> StoreObservation:
     values: dict[str, Any] = {
         INSTANCES + KEY.path: InstanceRecord("unix:///a", "unix:///b", "c", name="w"),
         f"{CONTROLS}chat/c": ControlRecord(name="c", leads=led),
@@ -216,7 +239,7 @@ def said(*reports: ReportRecord, verdict: WorkerStanding | None = None, led: boo
     encoded |= {REFUSALS + KEY.path: refused.encode()} if refused else {}
     odd = {HEALTH + "chats-0123abcd/worker/generate/2a": b"{}", f"{REPORTS}chat/odd": b"\xff", INSTANCES + "x": b""}
     assert all(key.startswith(prefixes("chat")) for key in encoded)
-    return said_by(encoded | odd, "chat")
+    return observe_store(encoded | odd, "chat")
 
 
 def report(*admitted: str, streams: int = 0) -> ReportRecord:
@@ -224,8 +247,10 @@ def report(*admitted: str, streams: int = 0) -> ReportRecord:
     return ReportRecord(name="f", at_unix_s=1.0, admitted=admitted, workers=workers)
 
 
-def seen_with(what: Said, want: Want = Want.SERVE, engines: tuple[str, ...] = ("w", "other")) -> Seen:
-    look = look_of(WISH, {"Worker-1": Sighted(SERVING, engines)}, what, {"Worker-1": want})
+def seen_with(
+    what: StoreObservation, want: DesiredState = DesiredState.SERVE, engines: tuple[str, ...] = ("w", "other")
+) -> ObservedReplica:
+    look = observe(WISH, {"Worker-1": LocalReplica(SERVING, engines)}, what, {"Worker-1": want})
     return look.replicas["Worker-1"]
 
 
@@ -247,23 +272,23 @@ def test_without_a_verdict_it_counts_only_where_no_control_leads_and_its_set_is_
     assert (unchecked.weight, unchecked.how) == (0.0, UNCHECKED)
     unled = said(report("2a"), led=False)
     assert seen_with(unled).weight == 1.0
-    here = {"Worker-1": Sighted(SERVING, ("w",))}
+    here = {"Worker-1": LocalReplica(SERVING, ("w",))}
     wish = Revision(number=2, parts={SERVING.service: Part(set_id=SERVING.set_id, replicas=1)})
-    look = look_of(wish, here, unled, {}, unjudged=frozenset({SERVING.service}))
-    assert (look.replicas["Worker-1"].weight, look.replicas["Worker-1"].how) == (0.0, UNJUDGED)
+    look = observe(wish, here, unled, {}, unchecked=frozenset({SERVING.service}))
+    assert (look.replicas["Worker-1"].weight, look.replicas["Worker-1"].how) == (0.0, NO_CONTROL)
     other = Revision(number=2, parts={SERVING.service: Part(set_id="another", replicas=1)})
-    assert look_of(other, here, unled, {}, unjudged=frozenset({SERVING.service})).replicas["Worker-1"].weight == 1.0
+    assert observe(other, here, unled, {}, unchecked=frozenset({SERVING.service})).replicas["Worker-1"].weight == 1.0
 
 
 def test_who_stands_by_does_so_once_its_canary_passed() -> None:
     """Before that it only starts, so that nobody leaves for it; and frontends have nothing to do with it."""
-    assert seen_with(said(report()), Want.STAND_BY).stage is Stage.STARTING
-    ready = seen_with(said(report("2a"), verdict=GOOD), Want.STAND_BY)
-    assert (ready.stage, ready.admitted) == (Stage.STANDBY, False)
+    assert seen_with(said(report()), DesiredState.STAND_BY).stage is ReplicaStage.STARTING
+    ready = seen_with(said(report("2a"), verdict=GOOD), DesiredState.STAND_BY)
+    assert (ready.stage, ready.admitted) == (ReplicaStage.STANDBY, False)
     broken = WorkerStanding(
         status=HealthStatus.UNHEALTHY, weight=0.0, causes={HealthCause.CANARY_FAILING: "no"}, reason="no"
     )
-    assert "fails its canaries" in seen_with(said(report(), verdict=broken), Want.STAND_BY).trouble
+    assert "fails its canaries" in seen_with(said(report(), verdict=broken), DesiredState.STAND_BY).trouble
 
 
 def test_a_refused_card_is_trouble_with_or_without_control() -> None:
@@ -278,18 +303,26 @@ def test_a_refused_card_is_trouble_with_or_without_control() -> None:
 def test_who_is_not_in_the_store_does_not_count() -> None:
     """It stands by, or has not come so far."""
     seen = seen_with(said(report("2a"), verdict=GOOD), engines=("nobody",))
-    assert (seen.admitted, seen.weight, seen.how) == (False, 0.0, UNKNOWN)
+    assert (seen.admitted, seen.weight, seen.how) == (False, 0.0, NOT_IN_STORE)
 
 
 def test_it_drains_when_no_frontend_would_send_it_anything() -> None:
     """Until then its count of streams may rise again; all frontends' streams are counted."""
     told = said(report("2a", streams=2), report(streams=3), verdict=GOOD)
-    assert (seen_with(told, want=Want.DRAIN).stage, seen_with(told, want=Want.DRAIN).streams) == (Stage.SERVING, 5)
+    assert (seen_with(told, want=DesiredState.DRAIN).stage, seen_with(told, want=DesiredState.DRAIN).streams) == (
+        ReplicaStage.SERVING,
+        5,
+    )
     heard = said(report(streams=2), report(streams=3), verdict=GOOD)
-    assert (seen_with(heard, want=Want.DRAIN).stage, seen_with(heard, want=Want.DRAIN).streams) == (Stage.DRAINING, 5)
-    assert seen_with(heard).stage is Stage.SERVING
+    assert (seen_with(heard, want=DesiredState.DRAIN).stage, seen_with(heard, want=DesiredState.DRAIN).streams) == (
+        ReplicaStage.DRAINING,
+        5,
+    )
+    assert seen_with(heard).stage is ReplicaStage.SERVING
     waiting = structs.replace(report(streams=1), held={KEY.namespace: 4, "chat-00000000": 8})
-    assert seen_with(said(waiting, verdict=GOOD), Want.DRAIN).streams == 5, "those that wait for one of its set, too"
+    assert seen_with(said(waiting, verdict=GOOD), DesiredState.DRAIN).streams == 5, (
+        "those that wait for one of its set, too"
+    )
 
 
 def test_who_takes_over_in_a_drain_has_the_streams_of_the_dead() -> None:
@@ -297,29 +330,29 @@ def test_who_takes_over_in_a_drain_has_the_streams_of_the_dead() -> None:
     nobody leads, or still registered beside it. Neither is a replica without streams."""
     dead, standby = Reported(open=8), InstanceKey("chat-0123abcd", "worker", "generate", 0x2B)
     late = structs.replace(report(), workers={"dead": dead})
-    assert seen_with(said(late, verdict=GOOD), Want.DRAIN).streams == 8
+    assert seen_with(said(late, verdict=GOOD), DesiredState.DRAIN).streams == 8
     told = structs.replace(report(), workers={"2a": Reported(), "2b": Reported(open=8)})
     both = said(told, verdict=GOOD)
     both.leading["other"] = standby
-    assert seen_with(both, Want.DRAIN).streams == 8
-    assert seen_with(both, Want.DRAIN, engines=("w",)).streams == 0, "another's, which leads"
+    assert seen_with(both, DesiredState.DRAIN).streams == 8
+    assert seen_with(both, DesiredState.DRAIN, engines=("w",)).streams == 0, "another's, which leads"
 
 
 def test_a_frontend_counts_when_it_knows_whom_to_send_requests_to() -> None:
     """Listening is not serving: an old one may only leave for one that has found a worker, where there is any."""
 
-    def front(what: Said) -> tuple[bool, float, str]:
-        seen = look_of(WISH, {"Frontend-1": Sighted(SERVING, frontend="f-1")}, what, {}).replicas["Frontend-1"]
+    def front(what: StoreObservation) -> tuple[bool, float, str]:
+        seen = observe(WISH, {"Frontend-1": LocalReplica(SERVING, frontend="f-1")}, what, {}).replicas["Frontend-1"]
         return seen.admitted, seen.weight, seen.how
 
     own = structs.replace(report("2a"), process="f-1")
     assert front(said(own, verdict=GOOD)) == (True, 1.0, "")
-    assert front(said(report("2a"), verdict=GOOD)) == (False, 0.0, NOBODY), "another's word"
-    assert front(said(structs.replace(own, admitted=()), verdict=GOOD)) == (False, 0.0, NOBODY)
-    assert front(Said()) == (True, 1.0, ""), "there is no worker"
+    assert front(said(report("2a"), verdict=GOOD)) == (False, 0.0, NO_WORKER), "another's word"
+    assert front(said(structs.replace(own, admitted=()), verdict=GOOD)) == (False, 0.0, NO_WORKER)
+    assert front(StoreObservation()) == (True, 1.0, ""), "there is no worker"
 
 
 def test_who_is_neither_counts_when_it_is_there() -> None:
     """No store and no control speaks of it."""
-    seen = seen_with(Said(), engines=())
+    seen = seen_with(StoreObservation(), engines=())
     assert (seen.admitted, seen.weight) == (True, 1.0)

@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.tasks import beside
-from holdfast.rollout.history import Fate
-from holdfast.rollout.machine import Phase
-from holdfast.rollout.records import Overtaken, ask, deleted, paused
-from holdfast.rollout.steward import Steward, steward_of
+from holdfast.rollout.history import RevisionResult
+from holdfast.rollout.machine import RolloutPhase
+from holdfast.rollout.records import OwnedElsewhere, change_desired, deleted, paused
+from holdfast.rollout.steward import RolloutStatus, read_status
 from holdfast.spec.jobs import Job
 from holdfast.spec.launch import FrontendLaunch
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.local import Machine
 from holdfast.spec.manifest.whole import whole
 from holdfast.store.contract import Snapshot
-from holdfast.supervise.changing import Changing
+from holdfast.supervise.changing import JobList
 from holdfast.supervise.records import read_records
-from holdfast.supervise.rolling import Rolling
+from holdfast.supervise.rolling import RolloutController
 from tests.rigs.supervise.rollouts import HERE, WAIT_S, Fast, Site, text
 
 pytestmark = pytest.mark.alone
@@ -41,8 +41,8 @@ async def test_a_new_version_replaces_the_old_one_by_one(site: Site) -> None:
         await site.in_place(rolling, 2)
         assert (len(site.ready), site.ready_min, site.most) == (2, 2, 3)
         assert not old.keys() & site.ready.keys()
-        fates = {number: entry.fate for number, entry in (await site.history()).items()}
-    assert fates[1] is Fate.IN_PLACE
+        fates = {number: entry.result for number, entry in (await site.history()).items()}
+    assert fates[1] is RevisionResult.IN_PLACE
     assert any("revision 2 is in place" in line for line in site.told)
 
 
@@ -68,15 +68,15 @@ async def test_a_bad_version_is_undone_and_touches_nobody(site: Site, fault: str
         old = site.ready
         site.ready_min, site.most = 99, 0
         await site.apply(text(fault).replace("400", "400" if fault == "BAD" else "40"))  # one crashes, one is late
-        await site.until(lambda: rolling.memory.undone == 2, "the undo")
+        await site.until(lambda: rolling.state.undone == 2, "the undo")
         await site.in_place(rolling, 1)
         await site.until(lambda: len(site.supervisor.slots) == 2, "the bad one to be gone")
         assert (site.ready, site.ready_min, site.most) == (old, 2, 3)
         entries = await site.history()
-        while entries[2].fate is Fate.ROLLING:
+        while entries[2].result is RevisionResult.ROLLING:
             await asyncio.sleep(0.05)
             entries = await site.history()
-    assert entries[2].fate is Fate.UNDONE
+    assert entries[2].result is RevisionResult.UNDONE
     assert why in entries[2].why
 
 
@@ -85,11 +85,11 @@ async def test_a_paused_rollout_waits_and_goes_on(site: Site) -> None:
     async with site.carried_out() as rolling:
         await site.apply(text("one"))
         await site.in_place(rolling, 1)
-        await ask(site.store, "chat", paused("chat", on=True))
+        await change_desired(site.store, "chat", paused("chat", on=True))
         await site.apply(text("two"))
-        await site.until(lambda: rolling.memory.wanted == 2, "the wish to be heard")
-        assert len(rolling.memory.replicas) == 2
-        await ask(site.store, "chat", paused("chat", on=False))
+        await site.until(lambda: rolling.state.desired_number == 2, "the wish to be heard")
+        assert len(rolling.state.replicas) == 2
+        await change_desired(site.store, "chat", paused("chat", on=False))
         await site.in_place(rolling, 2)
 
 
@@ -98,7 +98,7 @@ async def test_what_is_deleted_leaves_nothing(site: Site) -> None:
     async with site.carried_out() as rolling:
         await site.apply(text("one"))
         await site.in_place(rolling, 1)
-        await ask(site.store, "chat", deleted("chat", 2.0))
+        await change_desired(site.store, "chat", deleted("chat", 2.0))
         async with asyncio.timeout(WAIT_S):
             await site.task
         assert site.supervisor.slots == {}
@@ -142,13 +142,13 @@ async def test_a_replica_that_was_half_started_is_completed(site: Site) -> None:
 async def test_whoever_waits_can_read_how_far_it_is(site: Site) -> None:
     """By whom, of which wish, and in words; when nobody carries it out any more nothing stands there."""
 
-    async def told(met: Callable[[Steward], object], what: str) -> Steward:
-        found: list[Steward] = []
+    async def told(met: Callable[[RolloutStatus], object], what: str) -> RolloutStatus:
+        found: list[RolloutStatus] = []
         end_s = time.monotonic() + WAIT_S
         while not (found and met(found[-1])):
             assert time.monotonic() < end_s, f"waited for {what}: {found[-1:]}"
             await asyncio.sleep(0.01)
-            found += filter(None, [await steward_of(site.store, "chat")])
+            found += filter(None, [await read_status(site.store, "chat")])
         return found[-1]
 
     async with site.carried_out() as rolling:
@@ -159,10 +159,10 @@ async def test_whoever_waits_can_read_how_far_it_is(site: Site) -> None:
         more = await told(lambda one: one.serial == asked.serial and one.report, "one more to be asked for")
         assert not more.report.is_done, "though nothing is replaced"
         await told(lambda one: one.report.is_done, "one more")
-        assert rolling.memory.phase is Phase.STEADY
+        assert rolling.state.phase is RolloutPhase.STEADY
         kept = await site.history()
         assert (kept[1].manifest, kept[2].manifest) == (text("one"), text("one", 3)), "an undo comes back to the first"
-    assert await steward_of(site.store, "chat") is None
+    assert await read_status(site.store, "chat") is None
 
 
 async def test_it_goes_on_after_its_supervisor_died(site: Site) -> None:
@@ -174,12 +174,12 @@ async def test_it_goes_on_after_its_supervisor_died(site: Site) -> None:
     await site.apply(text("two"))
     for life in range(20):
         async with site.carried_out() as rolling:
-            before = rolling.memory.replicas
+            before = rolling.state.replicas
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WAIT_S if life == 19 else 0.1 + 0.15 * life):
                     await site.in_place(rolling, 2)
                     break
-            seen |= rolling.memory.replicas.keys() | before.keys()
+            seen |= rolling.state.replicas.keys() | before.keys()
     assert len(site.ready) == 2
     assert len(seen) <= 4, f"two old ones and two new ones: {seen}"
 
@@ -189,14 +189,14 @@ async def test_two_who_carry_it_out_are_one(site: Site) -> None:
     async with site.carried_out() as rolling:
         await site.apply(text("one"))
         await site.in_place(rolling, 1)
-        changing = Changing(site.supervisor, site.world.state_dir)
-        how = {"place": HERE, "tell": print, "clock": Fast()}
-        other = Rolling("chat", site.another, site.supervisor, changing, rolling.ground, **how)
+        changing = JobList(site.supervisor, site.world.state_dir)
+        how = {"status": HERE, "tell": print, "clock": Fast()}
+        other = RolloutController("chat", site.another, site.supervisor, changing, rolling.context, **how)
         async with beside(other.run(), "another") as task:
             await site.apply(text("two"))
             await asyncio.wait([task, site.task], timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED)
             (ended,) = [one for one in (task, site.task) if one.done()]
-            assert isinstance(ended.exception(), Overtaken)
+            assert isinstance(ended.exception(), OwnedElsewhere)
 
 
 async def test_a_deployment_whose_name_begins_alike_is_another(site: Site) -> None:
@@ -208,13 +208,13 @@ async def test_a_deployment_whose_name_begins_alike_is_another(site: Site) -> No
     launches = whole(other, machine, (), lambda _engine, source, model: (source, model))
     jobs = [Job.of(launch) for launch in launches if isinstance(launch, FrontendLaunch)]
     async with site.carried_out() as rolling:
-        await Changing(site.supervisor, site.world.state_dir).add(jobs)
+        await JobList(site.supervisor, site.world.state_dir).add(jobs)
         await site.until(lambda: len(site.ready) == 1, "the other")
         ((name, pid),) = site.ready.items()
         await site.apply(text("v1"))
         await site.in_place(rolling, 1)
-        assert {one.service for one in rolling.memory.replicas.values()} == {"Frontend"}
-        assert len(rolling.memory.replicas) == 2
-        await ask(site.store, "chat", deleted("chat", 1.0))
+        assert {one.service for one in rolling.state.replicas.values()} == {"Frontend"}
+        assert len(rolling.state.replicas) == 2
+        await change_desired(site.store, "chat", deleted("chat", 1.0))
         await site.until(site.task.done, "its end")
         assert site.ready == {name: pid}

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.rollout.machine import Memory, Phase
+from holdfast.rollout.machine import RolloutPhase, RolloutState
 from holdfast.spec.jobs import Job
-from holdfast.supervise.rolling import Rolling
+from holdfast.supervise.rolling import RolloutController
 from tests.rigs.supervise.rollouts import Site, text
 
 pytestmark = [pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(300)]
@@ -27,18 +27,18 @@ class Mortal:
     """Ends a rollout's carrying out after so many memories that it wrote: before anything of the last is done, or when
     all of it is begun."""
 
-    def __init__(self, rolling: Rolling, step: int, *, begins: bool) -> None:
+    def __init__(self, rolling: RolloutController, step: int, *, begins: bool) -> None:
         self.is_dead = False
         self._left = step
-        self._written, self._write = rolling._written, rolling._written.write
+        self._writer, self._write = rolling._writer, rolling._writer.write
         self._carries_on, self._keep_history = not begins, rolling._keep_history
-        rolling._written.write = self._writes  # type: ignore[method-assign]
+        rolling._writer.write = self._writes  # type: ignore[method-assign]
         rolling._keep_history = self._keeps  # type: ignore[method-assign]
 
-    async def _writes(self, memory: Memory) -> None:
-        before = self._written._held
-        await self._write(memory)
-        self._left -= self._written._held != before
+    async def _writes(self, state: RolloutState) -> None:
+        before = self._writer._held
+        await self._write(state)
+        self._left -= self._writer._held != before
         if self._left <= 0 and self._carries_on:
             await self._die()
 
@@ -66,9 +66,9 @@ def counted(site: Site) -> Counter[str]:
     return started
 
 
-def is_whole(site: Site, rolling: Rolling) -> bool:
-    memory = rolling.memory
-    return memory.phase is Phase.STEADY and len(memory.replicas) == len(site.supervisor.slots) == SIZE
+def is_whole(site: Site, rolling: RolloutController) -> bool:
+    state = rolling.state
+    return state.phase is RolloutPhase.STEADY and len(state.replicas) == len(site.supervisor.slots) == SIZE
 
 
 @pytest.mark.parametrize("begins", [False, True], ids=["before anything is done", "when all is begun"])
@@ -100,7 +100,7 @@ async def one_version_on(site: Site, step: int, *, begins: bool) -> bool:
         await site.apply(text(str(step)))
 
         def is_over() -> bool:
-            return mortal.is_dead or (rolling.memory.target.number == number and is_whole(site, rolling))
+            return mortal.is_dead or (rolling.state.target.number == number and is_whole(site, rolling))
 
         await site.until(is_over, f"step {step}")
     if mortal.is_dead:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from holdfast.core.errors import Refused
-from holdfast.rollout.machine import Start
+from holdfast.rollout.machine import StartReplica
 from holdfast.rollout.wishes import revision_of
 from holdfast.spec.deployment import DeviceSlot
 from holdfast.spec.jobs import Job
@@ -16,8 +16,8 @@ from holdfast.spec.launch import VaultLaunch
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.local import Machine
 from holdfast.spec.manifest.types import Manifest
-from holdfast.supervise.replicas import Ground, jobs_of, refused_of, room_of, roomy_of, sets_of
-from holdfast.supervise.seats import Devices, Taken, taken_by
+from holdfast.supervise.replicas import StartContext, jobs_of, refused_of, room_of, sets_of, with_memory_beside
+from holdfast.supervise.seats import DeviceClaim, Devices, device_claims
 
 MIB = 1024 * 1024
 TEXT = """
@@ -42,11 +42,11 @@ def manifest_of(tpot: int, *, failover: bool) -> Manifest:
     return manifest
 
 
-def ground_of(has_mib: int, devices: int = 1) -> Ground:
+def ground_of(has_mib: int, devices: int = 1) -> StartContext:
     """Devices of so much memory each, of which an engine needs 64 MiB."""
     has_bytes = {f"host-{number + 1}": has_mib * MIB for number in range(devices)}
     machine = Machine(Path("/tmp/hf"), {"HOME": "/"})
-    return Ground(
+    return StartContext(
         machine, (), lambda _e, source, _m: (source, "m"), hosts=devices, has_bytes=has_bytes, needs=lambda _: 64 * MIB
     )
 
@@ -55,25 +55,25 @@ class Bench:
     """An old set and a new one, and one replica of the old."""
 
     def __init__(self, has_mib: int, *, failover: bool, devices: int = 1) -> None:
-        self.ground = ground_of(has_mib, devices)
+        self.context = ground_of(has_mib, devices)
         old, new = (manifest_of(tpot, failover=failover) for tpot in (9, 10))
         self.sets = sets_of([(old, {}), (new, {})])
         self.old, self.wish = revision_of(old, 1), revision_of(new, 2)
-        self.there = jobs_of(self.start(1, new=False), self.sets, self.ground, ())
+        self.there = jobs_of(self.start(1, new=False), self.sets, self.context, ())
 
-    def start(self, number: int, *, new: bool = True, beside: str = "") -> Start:
+    def start(self, number: int, *, new: bool = True, beside: str = "") -> StartReplica:
         part = (self.wish if new else self.old).parts["Worker"]
-        return Start(f"Worker-{number}", "Worker", part.set_id, beside)
+        return StartReplica(f"Worker-{number}", "Worker", part.set_id, beside)
 
     @property
-    def taken(self) -> list[Taken]:
-        return taken_by(self.there, self.ground.needs)
+    def claims(self) -> list[DeviceClaim]:
+        return device_claims(self.there, self.context.needs)
 
     def roomy(self) -> set[str]:
-        return roomy_of(self.wish, self.sets, self.ground, self.taken, {"Worker-1": ["host-1"]})
+        return with_memory_beside(self.wish, self.sets, self.context, self.claims, {"Worker-1": ["host-1"]})
 
     def room(self) -> dict[str, int]:
-        return room_of(self.wish, {"Worker": 1}, self.sets, self.ground, self.taken)
+        return room_of(self.wish, {"Worker": 1}, self.sets, self.context, self.claims)
 
 
 @FAILOVER
@@ -83,7 +83,7 @@ def test_memory_for_two_is_room_beside(failover: bool) -> None:
         bench = Bench(has_mib, failover=failover)
         assert (bench.roomy(), bench.room()) == (roomy, {"Worker": 0})
         with pytest.raises(Refused, match="1 devices are needed, and 0 are free"):
-            jobs_of(bench.start(2), bench.sets, bench.ground, bench.taken)
+            jobs_of(bench.start(2), bench.sets, bench.context, bench.claims)
 
 
 @FAILOVER
@@ -92,8 +92,8 @@ def test_one_beside_another_takes_its_memory_and_then_its_place(failover: bool) 
     the second's, and free for nobody."""
     bench = Bench(128, failover=failover)
     first = bench.there
-    second = jobs_of(bench.start(2, beside="Worker-1"), bench.sets, bench.ground, bench.taken, ["host-1"])
-    seats = [one.seat for one in taken_by([*first, *second])]
+    second = jobs_of(bench.start(2, beside="Worker-1"), bench.sets, bench.context, bench.claims, ["host-1"])
+    seats = [one.seat for one in device_claims([*first, *second])]
     assert seats == [DeviceSlot("host-1", "host-1"), DeviceSlot("host-1", "host-1.2" if failover else "host-1")]
     bench.there = [*first, *second]
     assert (bench.roomy(), bench.room()) == (set(), {"Worker": 0})
@@ -107,7 +107,7 @@ def test_a_vault_is_promised_what_its_set_needs() -> None:
     bench = Bench(128, failover=True)
     (vault,) = [job for job in bench.there if job.role == "vault"]
     assert msgspec.json.decode(vault.settings, type=VaultLaunch).budget_bytes == 64 * MIB
-    unbound = Taken("p", DeviceSlot("host-1", "host-1"), 0)
+    unbound = DeviceClaim("p", DeviceSlot("host-1", "host-1"), 0)
     assert not Devices(("host-1",), 1, {"host-1": 512 * MIB}).fits(["host-1"], 1, [unbound])
     assert not Devices(("host-1",), 1, {}).fits(["host-1"], 1, [])
     assert not Devices(("host-1",), 1, {"host-1": 9}).fits(["host-1"], 0, []), "nobody knows what it needs"
@@ -117,10 +117,10 @@ def test_a_vault_is_promised_what_its_set_needs() -> None:
 def test_a_replica_that_is_there_in_part_keeps_its_seats(failover: bool) -> None:
     """Whoever completes it asks for what was asked for before, byte for byte; nothing more is taken."""
     bench = Bench(128, failover=failover)
-    second = jobs_of(bench.start(2, beside="Worker-1"), bench.sets, bench.ground, bench.taken, ["host-1"])
+    second = jobs_of(bench.start(2, beside="Worker-1"), bench.sets, bench.context, bench.claims, ["host-1"])
     for start, jobs in ((bench.start(1, new=False), bench.there), (bench.start(2), second)):
-        taken = taken_by([*bench.there, *second])
-        assert jobs_of(start, bench.sets, bench.ground, taken) == jobs
+        claims = device_claims([*bench.there, *second])
+        assert jobs_of(start, bench.sets, bench.context, claims) == jobs
 
 
 def test_what_no_device_could_hold_is_refused() -> None:
@@ -136,7 +136,7 @@ def test_what_no_device_could_hold_is_known_before_anybody_leaves(failover: bool
     bench = Bench(64, failover=failover)
     set_id = bench.wish.parts["Worker"].set_id
     assert bench.room() == {"Worker": 0}
-    assert refused_of(bench.wish, bench.sets, bench.ground) == {}
+    assert refused_of(bench.wish, bench.sets, bench.context) == {}
     assert refused_of(bench.wish, bench.sets, ground_of(63)) == {
         set_id: "it needs 64 MiB of memory on a device, and none has more than 63 MiB"
     }
@@ -164,8 +164,8 @@ def test_devices_are_given_out_once_by_kind() -> None:
     """A lone worker has one, where there are any to give; where there are none, it needs none."""
     bench = Bench(64, failover=False, devices=2)
     assert bench.room() == {"Worker": 1}
-    (job,) = jobs_of(bench.start(2), bench.sets, bench.ground, bench.taken)
-    assert [one.seat.device for one in taken_by([job])] == ["host-2"]
-    anywhere = Ground(bench.ground.machine, (), bench.ground.named)
-    jobs: list[Job] = jobs_of(bench.start(3), bench.sets, anywhere, bench.taken)
-    assert (taken_by(jobs), room_of(bench.wish, {}, bench.sets, anywhere, ())) == ([], {})
+    (job,) = jobs_of(bench.start(2), bench.sets, bench.context, bench.claims)
+    assert [one.seat.device for one in device_claims([job])] == ["host-2"]
+    anywhere = StartContext(bench.context.machine, (), bench.context.named)
+    jobs: list[Job] = jobs_of(bench.start(3), bench.sets, anywhere, bench.claims)
+    assert (device_claims(jobs), room_of(bench.wish, {}, bench.sets, anywhere, ())) == ([], {})

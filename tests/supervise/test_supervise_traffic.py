@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.health.breaker import FailureKind
 from holdfast.health.records import ReportRecord, WorkerSeen
-from holdfast.rollout.trial import Traffic
+from holdfast.rollout.trial import RequestCounts
 from holdfast.supervise.traffic import LISTENED_S, WINDOW_S, SetTraffic
 
 OLD, NEW = ("Worker", "a"), ("Worker", "b")
@@ -33,10 +33,10 @@ def test_only_what_happened_since_counts() -> None:
     traffic.take([report(w1=(100, 7))], SETS, 10.0)
     both = [report(w1=(110, 7), w2=(4, 1)), report("g", w2=(50, 50))]
     traffic.take(both, SETS, 20.0)
-    assert told(traffic, 20.0) == {"Worker": {"a": Traffic(10, 0), "b": Traffic(5, 1)}}
+    assert told(traffic, 20.0) == {"Worker": {"a": RequestCounts(10, 0), "b": RequestCounts(5, 1)}}
     traffic.take(both, SETS, 21.0)
     traffic.take([both[0], report("g", w2=(52, 53), w3=(1, 0))], SETS, 22.0)
-    assert told(traffic, 22.0)["Worker"]["b"] == Traffic(5 + 5 + 1, 1 + 3)
+    assert told(traffic, 22.0)["Worker"]["b"] == RequestCounts(5 + 5 + 1, 1 + 3)
 
 
 def test_a_frontends_answers_are_its_sets() -> None:
@@ -49,7 +49,7 @@ def test_a_frontends_answers_are_its_sets() -> None:
 
     traffic.take([answered("f-1", 100, 1), answered("f-2", 0, 0)], sets, 0.0)
     traffic.take([answered("f-1", 150, 2), answered("f-2", 30, 29), answered("x", 9, 9)], sets, 20.0)
-    assert told(traffic, 20.0) == {"Frontend": {"a": Traffic(50, 1), "b": Traffic(30, 29)}}
+    assert told(traffic, 20.0) == {"Frontend": {"a": RequestCounts(50, 1), "b": RequestCounts(30, 29)}}
 
 
 def test_who_has_only_begun_to_listen_does_not_say_that_nobody_asks() -> None:
@@ -60,7 +60,7 @@ def test_who_has_only_begun_to_listen_does_not_say_that_nobody_asks() -> None:
     traffic.take([report(w1=(100, 7))], SETS, 100.0)
     traffic.take([report(w1=(130, 7))], SETS, 99.0 + LISTENED_S)
     assert told(traffic, 99.0 + LISTENED_S) is None
-    assert told(traffic, 100.0 + LISTENED_S) == {"Worker": {"a": Traffic(30, 0)}}
+    assert told(traffic, 100.0 + LISTENED_S) == {"Worker": {"a": RequestCounts(30, 0)}}
     assert told(traffic, 99.0) is None, "a clock that was set back"
 
 
@@ -70,11 +70,11 @@ def test_what_is_older_than_a_minute_or_the_revision_that_brings_it_is_forgotten
     traffic.take([report(w2=(0, 1))], SETS, 0.0)
     traffic.take([report(w2=(0, 11))], SETS, 10.0)
     traffic.take([report(w2=(20, 11))], SETS, 30.0)
-    assert told(traffic, 30.0)["Worker"]["b"] == Traffic(30, 10)
-    assert told(traffic, 30.0, [NEW], 20.0)["Worker"]["b"] == Traffic(20, 0)
-    assert told(traffic, 30.0, [OLD], 20.0)["Worker"]["b"] == Traffic(30, 10)
+    assert told(traffic, 30.0)["Worker"]["b"] == RequestCounts(30, 10)
+    assert told(traffic, 30.0, [NEW], 20.0)["Worker"]["b"] == RequestCounts(20, 0)
+    assert told(traffic, 30.0, [OLD], 20.0)["Worker"]["b"] == RequestCounts(30, 10)
     traffic.take([report(w2=(20, 11))], SETS, 10.0 + WINDOW_S)
-    assert told(traffic, 10.0 + WINDOW_S)["Worker"]["b"] == Traffic(20, 0)
+    assert told(traffic, 10.0 + WINDOW_S)["Worker"]["b"] == RequestCounts(20, 0)
 
 
 def test_a_worker_that_is_gone_counts_on() -> None:
@@ -83,7 +83,7 @@ def test_a_worker_that_is_gone_counts_on() -> None:
     traffic.take([report(w2=(0, 1))], SETS, 0.0)
     traffic.take([report(w2=(0, 1))], {}, 1.0)
     traffic.take([report(w2=(0, 9))], {}, 20.0)
-    assert told(traffic, 20.0) == {"Worker": {"b": Traffic(8, 8)}}
+    assert told(traffic, 20.0) == {"Worker": {"b": RequestCounts(8, 8)}}
 
 
 def test_counts_that_fell_are_not_counted() -> None:

@@ -15,7 +15,7 @@ from holdfast.supervise.incidents import Incident, complete, read_incidents
 from holdfast.supervise.machine import Fell
 from holdfast.supervise.notes import Slot
 from holdfast.supervise.status import Status
-from holdfast.supervise.witness import Witness
+from holdfast.supervise.witness import IncidentRecorder
 from tests.rigs.manual_clock import ManualClock
 
 WHY = "3 failures in a row, the last: 1 truncated"
@@ -34,7 +34,7 @@ def back(name: str = "worker-1a", since_s: float = 160.0) -> VerdictShown:
 def test_a_verdict_is_one_incident_from_its_fall_to_its_return(tmp_path: Path) -> None:
     """Heard every second, by one supervisor and by the next; when it was known, when written down, and how long it
     had no traffic."""
-    for witness in (Witness(tmp_path, ManualClock(101.0)), Witness(tmp_path, ManualClock(130.0))):
+    for witness in (IncidentRecorder(tmp_path, ManualClock(101.0)), IncidentRecorder(tmp_path, ManualClock(130.0))):
         for _ in range(3):
             witness.decided([fell()])
     witness.decided([back()])
@@ -49,7 +49,7 @@ def test_a_verdict_is_one_incident_from_its_fall_to_its_return(tmp_path: Path) -
 
 def test_what_is_no_incident(tmp_path: Path) -> None:
     """A first check, half the traffic, a drain that was asked for, a spare, and a death, which the supervisor tells."""
-    witness = Witness(tmp_path, ManualClock(101.0))
+    witness = IncidentRecorder(tmp_path, ManualClock(101.0))
     verdicts = [
         fell(cause="unchecked"),
         fell(cause="drain", status="DRAINING"),
@@ -68,9 +68,9 @@ def test_what_was_over_between_two_looks_is_an_incident_too(tmp_path: Path) -> N
     brief = {"status": "HEALTHY", "weight": 1.0, "causes": {}, "since_unix_s": 100.6, "group": "worker-1"}
     brief |= {"fell_unix_s": 100.0, "fell_for": {"wrong-answer": WHY}, "quarantined": False, "reason": "sound"}
     pair = [fell(name, **brief) for name in ("worker-1a", "worker-1b")]
-    witness = Witness(tmp_path, ManualClock(101.0))
+    witness = IncidentRecorder(tmp_path, ManualClock(101.0))
     witness.decided([fell("worker-2a", **brief | {"fell_for": {"gone": "it ended"}, "group": "worker-2"})])
-    for each in (witness, witness, Witness(tmp_path, ManualClock(102.0))):
+    for each in (witness, witness, IncidentRecorder(tmp_path, ManualClock(102.0))):
         each.decided(pair)
     (incident,) = read_incidents(tmp_path)
     assert headline(incident) == f"worker-1a (and worker-1b) was quarantined: {WHY}"
@@ -79,7 +79,7 @@ def test_what_was_over_between_two_looks_is_an_incident_too(tmp_path: Path) -> N
 
 def test_engines_that_share_weights_are_quarantined_in_one_incident(tmp_path: Path) -> None:
     """The active and its standby have one verdict, and one line."""
-    witness = Witness(tmp_path, ManualClock(101.0))
+    witness = IncidentRecorder(tmp_path, ManualClock(101.0))
     pair = [fell(name, "wrong-answer", quarantined=True, group="worker-1") for name in ("worker-1a", "worker-1b")]
     for _ in range(2):
         witness.decided(pair)
@@ -92,7 +92,7 @@ def test_a_quarantined_active_that_is_killed_is_one_incident_with_its_pair(tmp_p
     the next supervisor; until all of them have their traffic again. A standby that is killed is its own incident, and
     a later quarantine is the next one."""
     clock = ManualClock(102.0)
-    witness = Witness(tmp_path, clock)
+    witness = IncidentRecorder(tmp_path, clock)
     told = {"cause": "wrong-answer", "quarantined": True, "group": "worker-1"}
     standby = fell("worker-1b", **told)
     witness.decided([fell(**told), standby])
@@ -104,7 +104,7 @@ def test_a_quarantined_active_that_is_killed_is_one_incident_with_its_pair(tmp_p
     witness.decided([standby])
     again = fell(**told, since_unix_s=110.5)
     witness.decided([again, standby])
-    Witness(tmp_path, clock).decided([standby])
+    IncidentRecorder(tmp_path, clock).decided([standby])
     (incident,) = read_incidents(tmp_path)
     assert headline(incident) == f"worker-1a (and worker-1b) was quarantined: {WHY}; died: SIGKILL"
     assert (incident.unix_s, incident.process_ended_s, incident.pid) == (100.0, 102.0, 7)
@@ -131,7 +131,7 @@ def test_a_failover_after_a_verdict_is_timed_from_its_end() -> None:
 def test_a_stopped_worker_that_is_then_killed_is_one_incident(tmp_path: Path) -> None:
     """Control found it first, the supervisor ended it: one cause. And where the supervisor was first, control adds
     nothing."""
-    witness = Witness(tmp_path, ManualClock(102.0))
+    witness = IncidentRecorder(tmp_path, ManualClock(102.0))
     witness.decided([fell(cause="lost", reason="stopped")])
     slot = Slot.of(Job("worker-1a", "worker"))
     witness.fell(slot, Fell(7, "SIGKILL", was_ready=True))

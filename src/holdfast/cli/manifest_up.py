@@ -23,7 +23,7 @@ from holdfast.cli.status import look_around
 from holdfast.cli.up import already, choose_and_tell
 from holdfast.core.address import TcpAddress, parse_address
 from holdfast.core.errors import UserError, refuse_user_errors
-from holdfast.discovery.keys import STEWARDS
+from holdfast.discovery.keys import ROLLOUT_STATUS
 from holdfast.roles.devices import choose, sizes_of
 from holdfast.roles.model_names import named
 from holdfast.roles.rolled import Rolled, Site, goes_on
@@ -36,7 +36,7 @@ from holdfast.spec.manifest.whole import whole
 from holdfast.supervise.changing import kept_jobs
 from holdfast.supervise.lock import Holder, holder, sign
 from holdfast.supervise.records import read_launch
-from holdfast.supervise.replicas import whose
+from holdfast.supervise.replicas import replica_id_of
 from holdfast.supervise.status import web_address
 
 ALL = 1024  # GPUs to choose: a later revision may need more than the first
@@ -105,7 +105,7 @@ def _at_its_ports(name: str, site: Site, launches: list[Launch], screen: Screen)
     """Return the site with a free port for its frontends, unless their containers set one. Frontends that already run
     keep their port; new ones use the same."""
     state_dir, before = Path(site.state_dir), site.port
-    ours = [job for job in kept_jobs(state_dir) if job.role == "frontend" and whose(job.name, name, ())]
+    ours = [job for job in kept_jobs(state_dir) if job.role == "frontend" and replica_id_of(job.name, name, ())]
     for job in ours[:1]:
         at = parse_address(RecordedLaunch.of(job.settings).address)
         if isinstance(at, TcpAddress) and (at.host, at.port) != (site.host, site.port):
@@ -183,10 +183,10 @@ class ManifestStartUp:
 
 
 def doing(name: str, book: Book) -> dict[str, str]:
-    steward = decode(book.values.get(STEWARDS + name))
-    if steward is None:
+    status = decode(book.values.get(ROLLOUT_STATUS + name))
+    if status is None:
         return {name: "waiting for the store"}
-    if steward.trouble or steward.report is None:
-        return {name: steward.trouble or "about to begin"}
-    late = [one for one in steward.report.services if not one.new == one.wanted == one.there]
+    if status.trouble or status.report is None:
+        return {name: status.trouble or "about to begin"}
+    late = [one for one in status.report.services if not one.new == one.wanted == one.there]
     return {one.name: str(one).partition(": ")[2] for one in late}

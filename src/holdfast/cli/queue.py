@@ -30,7 +30,7 @@ from holdfast.spec.settings import about
 from holdfast.store.contract import StoreUnavailable
 from holdfast.streams.kills import NAME, KillRequest
 from holdfast.streams.kills import ask as ask_to_end
-from holdfast.supervise.asking import ask
+from holdfast.supervise.asking import get_facts
 from holdfast.supervise.records import Record, read_records
 from holdfast.supervise.status import ANSWER_S
 from holdfast.wire.net import SocketNetwork
@@ -173,7 +173,7 @@ async def _pages(state_dir: Path) -> list[tuple[Record, _Page | None]]:
 
 async def _ask_one(record: Record) -> _Page | None:
     """Return a frontend's answer, or None if there is none."""
-    found = await ask(parse_address(record.status), SocketNetwork(), ANSWER_S, PATH)
+    found = await get_facts(parse_address(record.status), SocketNetwork(), ANSWER_S, PATH)
     try:
         return msgspec.convert(found, _Page) if found is not None else None
     except msgspec.ValidationError:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from holdfast.cli.terminal import Cell, Spinner, Terminal
 from holdfast.roles.progress import Lines
-from holdfast.supervise.standing import Group, groups_of
+from holdfast.supervise.standing import EngineGroup, groups_of
 from holdfast.supervise.status import Status, is_reachable, web_address
 
 _GOOD = ("ready", "active", "standby", "asleep")
@@ -204,7 +204,7 @@ def show_up(
     screen.line(f"Logs are in {tilde(state_dir / 'logs')}. `holdfast status` shows what runs; {end}.")
 
 
-def _show_what_to_kill(screen: Screen, statuses: Sequence[Status], groups: Sequence[Group]) -> None:
+def _show_what_to_kill(screen: Screen, statuses: Sequence[Status], groups: Sequence[EngineGroup]) -> None:
     active = next((group.active for group in groups if group.active is not None), None)
     worker = active or next((status for status in statuses if status.role == "worker" and status.pid), None)
     if worker is None:

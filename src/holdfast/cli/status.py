@@ -30,7 +30,7 @@ from holdfast.spec.settings import about
 from holdfast.supervise.incidents import Incident, complete, read_incidents
 from holdfast.supervise.lock import Holder, heard_unix_s, holder, last_holder
 from holdfast.supervise.records import journals_dir, read_launch
-from holdfast.supervise.standing import Group, groups_of, timeline, with_groups
+from holdfast.supervise.standing import EngineGroup, groups_of, timeline, with_groups
 from holdfast.supervise.status import Status, look_closely
 from holdfast.supervise.verdicts import decided, followed, remembered, with_verdicts
 from holdfast.wire.net import SocketNetwork
@@ -246,7 +246,7 @@ class FailoverText:
     steps: list[str]
 
 
-def last_failover(group: Group, incidents: Sequence[Incident]) -> FailoverText | None:
+def last_failover(group: EngineGroup, incidents: Sequence[Incident]) -> FailoverText | None:
     """Return how the current active engine became active: by a failover or from sleep; None if it was the first."""
     ours = [i for i in incidents if i.group == group.name and i.epoch and (i.successor or group.active is None)]
     seen, shown = ours[-1] if ours else None, group.failover
@@ -324,7 +324,7 @@ def span(at_ms: float) -> str:
     return f"{at_ms:.1f} ms" if at_ms < 1000.0 else f"{at_ms / 1000.0:.2f} s"
 
 
-def _started_again(group: Group, seen: Incident) -> bool:
+def _started_again(group: EngineGroup, seen: Incident) -> bool:
     """Return True if the deployment was stopped and started after the incident."""
     active = group.active
     if active is None or group.failover is not None or active.failover is None:
@@ -332,7 +332,7 @@ def _started_again(group: Group, seen: Incident) -> bool:
     return float(active.failover.get("unix_s") or 0.0) > seen.process_ended_s and seen.successor != active.name
 
 
-def _unseen(failover: dict[str, Any], group: Group) -> str:
+def _unseen(failover: dict[str, Any], group: EngineGroup) -> str:
     """Return the text for a change of leader that no supervisor recorded: a handover if the old leader is alive."""
     engine, pid = str(failover.get("from_engine") or "another"), failover.get("from_pid")
     if any(member.pid == pid and member.state != "dead" for member in group.members):

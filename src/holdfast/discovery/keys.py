@@ -35,7 +35,7 @@ FLEETS = "v1/fleets/"  # + deployment: its controller's persistent state
 KILLS = "v1/kills/"  # + a token, for seconds: streams.kills.KillRequest; + /peer, leased: streams.kills.KillAnswer
 # Leased.
 REPORTS = "v1/reports/"  # + deployment/ + the frontend's peer name: health.records.ReportRecord
-STEWARDS = "v1/stewards/"  # + deployment: rollout.steward.Steward
+ROLLOUT_STATUS = "v1/stewards/"  # + deployment: rollout.records.RolloutStatus
 NODES = "v1/nodes/"  # + deployment/ + node: fleet.records.NodeRecord
 CONTROLS = "v1/controls/"  # + deployment/ + the control's name-hex: health.records.ControlRecord
 

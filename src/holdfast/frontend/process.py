@@ -42,7 +42,7 @@ from holdfast.frontend.report import FrontendReport, UnservedDemand
 from holdfast.frontend.requests import RequestsPage
 from holdfast.frontend.shedding import DeploymentLevel, DeploymentLevels
 from holdfast.frontend.wanted_models import WantedModels, models_of
-from holdfast.rollout.records import orders
+from holdfast.rollout.records import read_routing
 from holdfast.spec.launch import FrontendLaunch
 from holdfast.store.contract import Deleted, Lost, Put, Registration, Snapshot, Store, watch_key
 from holdfast.streams.directory import Loadings, ModelDirectory, SetPolicy
@@ -271,7 +271,7 @@ async def _follow_rollout(
 ) -> None:
     """Apply the rollout's record: which replicas get no work, and which sets stay."""
     async for value in watch_key(store, ROLLOUTS + deployment):
-        rollout = orders(deployment, value or b"")
+        rollout = read_routing(deployment, value or b"")
         if rollout is not None:
             directory.apply_policy(deployment, SetPolicy(rollout.staying, rollout.kept, rollout.inexact))
             roster.weights.set_idle(deployment, rollout.idle)

@@ -13,10 +13,10 @@ from holdfast.spec.jobs import Job
 from holdfast.spec.manifest.local import Machine
 from holdfast.store.opening import open_store
 from holdfast.supervise.backend import LocalBackend
-from holdfast.supervise.changing import Changing, kept_jobs
+from holdfast.supervise.changing import JobList, kept_jobs
 from holdfast.supervise.hosting import Hosting
 from holdfast.supervise.loop import Supervisor
-from holdfast.supervise.replicas import whose
+from holdfast.supervise.replicas import replica_id_of
 from holdfast.supervise.secrets import SecretFiles
 from holdfast.wire.net import SocketNetwork
 
@@ -37,7 +37,9 @@ class NodeSite(Struct, frozen=True, kw_only=True):
     def jobs(self) -> list[Job]:
         """Replicas that an earlier supervisor kept."""
         kept = kept_jobs(Path(self.state_dir))
-        return [job for job in kept if job.deployment == self.deployment and whose(job.name, self.deployment, ())]
+        return [
+            job for job in kept if job.deployment == self.deployment and replica_id_of(job.name, self.deployment, ())
+        ]
 
     async def host(self, supervisor: Supervisor, tell: Tell) -> None:
         """Until cancelled."""
@@ -52,7 +54,7 @@ class NodeSite(Struct, frozen=True, kw_only=True):
                 self.deployment,
                 self.name,
                 store,
-                LocalBackend(self.deployment, supervisor, Changing(supervisor, state_dir), self.totals),
+                LocalBackend(self.deployment, supervisor, JobList(supervisor, state_dir), self.totals),
                 machine,
                 named,
                 tell=tell,

@@ -29,7 +29,7 @@ from holdfast.spec.launch import (
     VaultLaunch,
     WorkerLaunch,
 )
-from holdfast.supervise.asking import ask_page
+from holdfast.supervise.asking import get_page
 from holdfast.supervise.records import journals_dir, read_record, read_records
 
 if TYPE_CHECKING:
@@ -189,5 +189,5 @@ async def other_pages(state_dir: Path, name: str, network: Network) -> dict[str,
     sharing = [r for r in read_records(state_dir) if (r.role, r.address) == ("frontend", own.address)]
     # One without a socket of its own cannot be told from those it shares the port with.
     others = [r for r in sharing if r.pid != os.getpid() and r.alive and r.status != r.address]
-    asked = (ask_page(parse_address(record.status), network, ANSWER_S, "/metrics") for record in others)
+    asked = (get_page(parse_address(record.status), network, ANSWER_S, "/metrics") for record in others)
     return dict(zip((record.name for record in others), await asyncio.gather(*asked), strict=True))

@@ -26,9 +26,16 @@ from holdfast.roles.engines import memory_needed
 from holdfast.roles.model_names import named
 from holdfast.roles.planned import LOOK_S, hopeless, is_refused
 from holdfast.roles.running import Shown, Tell, begin
-from holdfast.rollout.records import Overtaken, Wanted, WrittenMemory, applied, ask, wanted
-from holdfast.rollout.status import RolloutState
-from holdfast.rollout.steward import Steward, steward_of
+from holdfast.rollout.records import (
+    DesiredDeployment,
+    OwnedElsewhere,
+    StateWriter,
+    applied,
+    change_desired,
+    read_desired,
+)
+from holdfast.rollout.status import RolloutResult
+from holdfast.rollout.steward import RolloutStatus, read_status
 from holdfast.rollout.wishes import revision_of
 from holdfast.spec.jobs import Job
 from holdfast.spec.launch import Launch, StoreLaunch
@@ -38,13 +45,13 @@ from holdfast.spec.manifest.types import PLANNER, Manifest
 from holdfast.spec.manifest.whole import control_of
 from holdfast.store.contract import Store, StoreUnavailable
 from holdfast.store.opening import open_store
-from holdfast.supervise.changing import Changing, kept_jobs
+from holdfast.supervise.changing import JobList, kept_jobs
 from holdfast.supervise.leftovers import clear
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase
 from holdfast.supervise.own_control import OwnControl
-from holdfast.supervise.replicas import Ground, whose
-from holdfast.supervise.rolling import Rolling
+from holdfast.supervise.replicas import StartContext, replica_id_of
+from holdfast.supervise.rolling import RolloutController
 from holdfast.supervise.secrets import SecretFiles
 from holdfast.wire.net import SocketNetwork
 
@@ -107,9 +114,9 @@ class Rolled:
         manifest = check(site.manifest.encode()).manifest
         assert manifest is not None, "whoever asks for it has checked it"
         self.site, self.manifest, self.machine = site, manifest, site.machine
-        self.rolling: Rolling | None = None  # once it is begun
+        self.rolling: RolloutController | None = None  # once it is begun
         self._clock = SystemClock()
-        self._place = Steward(pid=os.getpid(), host=os.uname().nodename, state_dir=site.state_dir)
+        self._place = RolloutStatus(pid=os.getpid(), host=os.uname().nodename, state_dir=site.state_dir)
 
     def encoded(self) -> bytes:
         return msgspec.json.encode(self.site)
@@ -133,7 +140,7 @@ class Rolled:
         planners = self.manifest.of_type(PLANNER).values()
         if control.name in {job.name for job in kept} or not any(planner.replicas for planner in planners):
             own.append(control)
-        return [*map(Job.of, own), *(job for job in kept if whose(job.name, name, ()))]
+        return [*map(Job.of, own), *(job for job in kept if replica_id_of(job.name, name, ()))]
 
     async def run(self, supervisor: Supervisor, *, tied: bool, shown: Shown, tell: Tell) -> None:
         self.machine.vaults.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -182,15 +189,17 @@ class Rolled:
 
     async def _asked(self, store: Store, tell: Tell) -> None:
         name, now_s = self.manifest.name, self._clock.unix_s()
-        other = await steward_of(store, name)
+        other = await read_status(store, name)
         if other is not None and not other.is_at(self._place):
             raise UserError(f"{name} is carried out by {other}; change it with `holdfast apply`, or stop that first")
-        memory = await WrittenMemory(store, name).open(now_s)
-        held = await wanted(store, name)
+        memory = await StateWriter(store, name).open(now_s)
+        held = await read_desired(store, name)
         if held is None or (memory.stable is None and not held.deleted):
             digests = self.site.secret_digests
             digest = revision_of(self.manifest, 1, digests).digest
-            await ask(store, name, applied(self.site.manifest, digest, now_s, cause="up", secret_digests=digests))
+            await change_desired(
+                store, name, applied(self.site.manifest, digest, now_s, cause="up", secret_digests=digests)
+            )
             self.site.secret_files.asked_with(digests)
         elif told := goes_on(held, self.manifest, self.site.secret_digests):
             tell(told)
@@ -199,28 +208,28 @@ class Rolled:
 
     async def _roll(self, store: Store, supervisor: Supervisor, shown: Shown, tell: Tell) -> None:
         name, site = self.manifest.name, self.site
-        ground = Ground(
+        context = StartContext(
             self.machine, site.gpus, named, site.sharing, site.hosts, has_bytes=site.has_bytes, needs=memory_needed
         )
-        changing = Changing(supervisor, self.state_dir)
-        control = OwnControl(Job.of(control_of(name, self.machine)), supervisor, changing)
-        rolling = self.rolling = Rolling(
-            name, store, supervisor, changing, ground, place=self._place, tell=tell, control=control
+        job_list = JobList(supervisor, self.state_dir)
+        control = OwnControl(Job.of(control_of(name, self.machine)), supervisor, job_list)
+        rolling = self.rolling = RolloutController(
+            name, store, supervisor, job_list, context, status=self._place, tell=tell, control=control
         )
         async with beside(rolling.run(), "rollouts") as task:
             lack = await self._until_up(rolling, task)
-            if lack and rolling.memory.stable is None and not supervisor.adopted:
+            if lack and rolling.state.stable is None and not supervisor.adopted:
                 raise Refused(lack) if is_refused(supervisor) else UserError(lack)
             await shown(lack)
             try:
                 await task
-            except Overtaken as error:
+            except OwnedElsewhere as error:
                 raise UserError(f"{name} is carried out by another process now: {error}") from error
         self.site.secret_files.forget()
         clear(self.state_dir, name)
         tell(f"{name} was deleted, and is gone")
 
-    async def _until_up(self, rolling: Rolling, task: asyncio.Task[None]) -> str:
+    async def _until_up(self, rolling: RolloutController, task: asyncio.Task[None]) -> str:
         """Until it serves, or has ended: ""; or what keeps it from that."""
         try:
             async with asyncio.timeout(self.site.wait_s):
@@ -229,26 +238,26 @@ class Rolled:
                         return lack
                     await asyncio.sleep(LOOK_S)
         except TimeoutError:
-            told = rolling.steward
+            told = rolling.status
             why = told.trouble or (told.report.headline if told.report is not None else "its store does not answer")
             return f"it does not serve after {self.site.wait_s:g} s: {why}"
         return ""
 
 
-def lacks(rolling: Rolling) -> str | None:
+def lacks(rolling: RolloutController) -> str | None:
     """What keeps it from serving for good, "": nothing; None: that is not known yet. A first revision serves when it is
     in place; one that follows another when anybody does."""
-    report = rolling.steward.report
+    report = rolling.status.report
     if report is None:
         return None
-    if rolling.memory.stable is not None:
+    if rolling.state.stable is not None:
         return "" if report.serves else None
-    if report.state is RolloutState.STUCK:
+    if report.state is RolloutResult.STUCK:
         return report.headline
-    return "" if report.is_done or report.state is RolloutState.PAUSED else None
+    return "" if report.is_done or report.state is RolloutResult.PAUSED else None
 
 
-def goes_on(held: Wanted, manifest: Manifest, digests: Mapping[str, str]) -> str:
+def goes_on(held: DesiredDeployment, manifest: Manifest, digests: Mapping[str, str]) -> str:
     """That the store's wish wins over the file's, where they differ; "": they do not. `digests`: of the values of
     secrets that are found now."""
     if held.deleted:

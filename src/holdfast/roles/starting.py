@@ -19,7 +19,7 @@ from holdfast.core.address import parse_address
 from holdfast.core.ports import Network
 from holdfast.spec.jobs import AT_LEISURE
 from holdfast.spec.launch import FrontendLaunch, Launch, WorkerLaunch, role_of
-from holdfast.supervise.asking import ask
+from holdfast.supervise.asking import get_facts
 from holdfast.supervise.processes import LocalProcesses
 from holdfast.supervise.records import read_record
 from holdfast.wire.net import SocketNetwork
@@ -159,7 +159,7 @@ async def waits_for(state_dir: Path, launches: Sequence[Launch], network: Networ
 
 async def _facts(state_dir: Path, name: str, network: Network) -> dict[str, Any] | None:
     record = read_record(state_dir, name)
-    return await ask(parse_address(record.status), network, ANSWER_S) if record and record.status else None
+    return await get_facts(parse_address(record.status), network, ANSWER_S) if record and record.status else None
 
 
 def lacks(facts: dict[str, Any] | None, models: Sequence[str], store: str) -> str:

@@ -17,118 +17,134 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from holdfast.rollout.replica import COMING, Replica, Stage, Want
-from holdfast.rollout.stock import Stock
+from holdfast.rollout.replica import DESIRED_RUNNING, DesiredState, ReplicaStage, ReplicaState
+from holdfast.rollout.stock import WorkloadReplicas
 
 
-def move(stock: Stock) -> None:
+def move_replicas(workload: WorkloadReplicas) -> None:
     """Change what is wanted, as far as it may be now."""
-    _think_again(stock)
-    _hand_over(stock)
-    for service in stock.target.parts:
-        _call_back(stock, service)
-    for service in _free(stock):
-        _start(stock, service)
-    _retire_all(stock)
-    _let_go(stock)
+    _reconsider_unsent_drains(workload)
+    _hand_over(workload)
+    for service in workload.target.parts:
+        _resume_draining(workload, service)
+    for service in _unpaused(workload):
+        _start(workload, service)
+    _retire_all(workload)
+    _stop_drained(workload)
 
 
-def _free(stock: Stock) -> list[str]:
-    return [service for service in stock.target.parts if service not in stock.held]
+def _unpaused(workload: WorkloadReplicas) -> list[str]:
+    return [service for service in workload.target.parts if service not in workload.paused]
 
 
-def _think_again(stock: Stock) -> None:
+def _reconsider_unsent_drains(workload: WorkloadReplicas) -> None:
     """Who was to drain, serves and was not told (whoever decided it died) is thought of anew, as things are now."""
-    for name, one in list(stock.replicas.items()):
-        untold = one.want is Want.DRAIN and one.asked_s is None and stock.seen(name).stage is Stage.SERVING
-        if untold and not stock.heirs(name):
-            stock.want(name, Want.SERVE)
+    for name, one in list(workload.replicas.items()):
+        untold = (
+            one.desired is DesiredState.DRAIN
+            and one.sent_at_s is None
+            and workload.seen(name).stage is ReplicaStage.SERVING
+        )
+        if untold and not workload.replacements(name):
+            workload.set_desired(name, DesiredState.SERVE)
 
 
-def _hand_over(stock: Stock) -> None:
+def _hand_over(workload: WorkloadReplicas) -> None:
     """Who stands by takes over when it is ready: from then on the one that it stands beside drains."""
-    for name, one in list(stock.replicas.items()):
-        if one.want is not Want.STAND_BY or stock.is_old(name):
+    for name, one in list(workload.replicas.items()):
+        if one.desired is not DesiredState.STAND_BY or workload.is_old(name):
             continue
-        host = stock.replicas.get(one.beside)
-        if host is None or host.want is not Want.SERVE:
-            stock.want(name, Want.SERVE)
-        elif stock.seen(name).stage is Stage.STANDBY and one.service not in stock.held and stock.is_enough(one.beside):
-            stock.want(name, Want.SERVE)
-            _leave(stock, one.beside)
+        host = workload.replicas.get(one.beside)
+        if host is None or host.desired is not DesiredState.SERVE:
+            workload.set_desired(name, DesiredState.SERVE)
+        elif (
+            workload.seen(name).stage is ReplicaStage.STANDBY
+            and one.service not in workload.paused
+            and workload.is_enough(one.beside)
+        ):
+            workload.set_desired(name, DesiredState.SERVE)
+            _leave(workload, one.beside)
 
 
-def _call_back(stock: Stock, service: str) -> None:
+def _resume_draining(workload: WorkloadReplicas, service: str) -> None:
     """Who drains and is wanted after all; also where it is paused, for it is no step forward."""
-    for name in stock.of(service, old=False, wants=(Want.DRAIN,))[: max(0, stock.missing(service))]:
-        stock.want(name, Want.SERVE)
+    for name in workload.select(service, old=False, desired=(DesiredState.DRAIN,))[: max(0, workload.missing(service))]:
+        workload.set_desired(name, DesiredState.SERVE)
 
 
-def _start(stock: Stock, service: str) -> None:
-    few = min(stock.missing(service), stock.vacant(service))
-    if stock.is_on_trial(service):
-        few = min(few, 1 - len(stock.of(service, old=False, wants=(Want.SERVE,))))
+def _start(workload: WorkloadReplicas, service: str) -> None:
+    few = min(workload.missing(service), workload.free_places(service))
+    if workload.is_on_trial(service):
+        few = min(few, 1 - len(workload.select(service, old=False, desired=(DesiredState.SERVE,))))
     for _ in range(few):
-        stock.add(service)
-    if stock.is_cramped(service) and (host := stock.host(service)):
-        stock.add(service, beside=host)
+        workload.add(service)
+    if workload.lacks_room(service) and (host := workload.share_candidate(service)):
+        workload.add(service, beside=host)
 
 
-def _retire_all(stock: Stock) -> None:
+def _retire_all(workload: WorkloadReplicas) -> None:
     """First those that are too many, what serves least and then the newest first; then other sets; last whole services
     wanted no more."""
-    parts = stock.target.parts
-    for service in _free(stock):
-        newest = list(reversed(stock.of(service, old=False)))
-        newest.sort(key=stock.serving)
-        _retire(stock, newest[: max(0, -stock.missing(service))])
-        _retire(stock, sorted(stock.of(service, old=True), key=stock.serving))
-    gone = [name for name, one in stock.replicas.items() if one.service not in parts]
-    if all(map(stock.is_up, parts)):
-        _retire(stock, gone)
-    elif any(map(stock.is_cramped, parts)) and all(stock.replicas[name].want in COMING for name in gone):
-        _retire(stock, gone[:1])
+    parts = workload.target.parts
+    for service in _unpaused(workload):
+        newest = list(reversed(workload.select(service, old=False)))
+        newest.sort(key=workload.serving)
+        _retire(workload, newest[: max(0, -workload.missing(service))])
+        _retire(workload, sorted(workload.select(service, old=True), key=workload.serving))
+    gone = [name for name, one in workload.replicas.items() if one.service not in parts]
+    if all(map(workload.is_up, parts)):
+        _retire(workload, gone)
+    elif any(map(workload.lacks_room, parts)) and all(
+        workload.replicas[name].desired in DESIRED_RUNNING for name in gone
+    ):
+        _retire(workload, gone[:1])
 
 
-def _retire(stock: Stock, names: list[str]) -> None:
+def _retire(workload: WorkloadReplicas, names: list[str]) -> None:
     staying: set[str] = set()  # of sets: where one that counts may not leave, no other may
     for name in names:
-        one = stock.replicas[name]
-        if one.want not in COMING or stock.heirs(name) or (one.set_id in staying and stock.counts(name)):
+        one = workload.replicas[name]
+        if (
+            one.desired not in DESIRED_RUNNING
+            or workload.replacements(name)
+            or (one.set_id in staying and workload.counts(name))
+        ):
             continue
-        if stock.may_leave(name):
-            _leave(stock, name)
-        elif stock.counts(name):
+        if workload.may_leave(name):
+            _leave(workload, name)
+        elif workload.counts(name):
             staying.add(one.set_id)
 
 
-def _leave(stock: Stock, name: str) -> None:
+def _leave(workload: WorkloadReplicas, name: str) -> None:
     """By draining; who only stood by just ends, and the one it stood beside is called back."""
-    one, part = stock.replicas[name], stock.part(stock.replicas[name].service)
-    waited_for = one.service in stock.target.parts and stock.is_cramped(one.service)
-    want = Want.STOP if one.want is Want.STAND_BY else Want.DRAIN
-    stock.want(name, want, part.swap_drain_s if waited_for else part.drain_s)
-    if not waited_for and not stock.is_undo:
-        _leave_as_last(stock, one)
-    host = stock.replicas.get(one.beside)
-    if host is not None and host.want is Want.DRAIN and not one.counted:
-        stock.want(one.beside, Want.SERVE)
+    one, part = workload.replicas[name], workload.part(workload.replicas[name].service)
+    waited_for = one.service in workload.target.parts and workload.lacks_room(one.service)
+    desired = DesiredState.STOP if one.desired is DesiredState.STAND_BY else DesiredState.DRAIN
+    workload.set_desired(name, desired, part.swap_drain_s if waited_for else part.drain_s)
+    if not waited_for and not workload.is_undo:
+        _leave_as_last(workload, one)
+    host = workload.replicas.get(one.beside)
+    if host is not None and host.desired is DesiredState.DRAIN and not one.counted:
+        workload.set_desired(one.beside, DesiredState.SERVE)
 
 
-def _leave_as_last(stock: Stock, last: Replica) -> None:
+def _leave_as_last(workload: WorkloadReplicas, last: ReplicaState) -> None:
     """Of a set of which nobody stays, all that drain have the time that their streams take to end."""
-    its = {n: one for n, one in stock.replicas.items() if (one.service, one.set_id) == (last.service, last.set_id)}
-    until_s = stock.now_s + stock.part(last.service).last_drain_s
-    if all(one.want not in COMING for one in its.values()):
-        stock.replicas |= {n: structs.replace(one, until_s=until_s) for n, one in its.items() if one.until_s}
+    its = {n: one for n, one in workload.replicas.items() if (one.service, one.set_id) == (last.service, last.set_id)}
+    until_s = workload.now_s + workload.part(last.service).last_drain_s
+    if all(one.desired not in DESIRED_RUNNING for one in its.values()):
+        workload.replicas |= {
+            n: structs.replace(one, drain_until_s=until_s) for n, one in its.items() if one.drain_until_s
+        }
 
 
-def _let_go(stock: Stock) -> None:
+def _stop_drained(workload: WorkloadReplicas) -> None:
     """Stop who has drained; but one with an heir only when that counts and was tried. Forget who is gone."""
-    for name, one in list(stock.replicas.items()):
-        if one.want is Want.DRAIN and stock.has_drained(name):
-            stock.replicas[name] = structs.replace(one, until_s=None)
-            if all(map(stock.is_proven, stock.heirs(name))):
-                stock.want(name, Want.STOP)
-        if stock.replicas[name].want is Want.STOP and stock.seen(name).stage is Stage.ABSENT:
-            del stock.replicas[name]
+    for name, one in list(workload.replicas.items()):
+        if one.desired is DesiredState.DRAIN and workload.has_drained(name):
+            workload.replicas[name] = structs.replace(one, drain_until_s=None)
+            if all(map(workload.is_proven, workload.replacements(name))):
+                workload.set_desired(name, DesiredState.STOP)
+        if workload.replicas[name].desired is DesiredState.STOP and workload.seen(name).stage is ReplicaStage.ABSENT:
+            del workload.replicas[name]

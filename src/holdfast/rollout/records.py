@@ -33,9 +33,9 @@ from holdfast.discovery.keys import (
 )
 from holdfast.health.bounds import Count, UnixS
 from holdfast.rollout import machine
-from holdfast.rollout.history import Entry
-from holdfast.rollout.machine import Memory
-from holdfast.rollout.replica import COMING, Want
+from holdfast.rollout.history import HistoryEntry
+from holdfast.rollout.machine import RolloutState
+from holdfast.rollout.replica import DESIRED_RUNNING, DesiredState
 from holdfast.spec.manifest.addresses import NO_DIGESTS
 from holdfast.spec.names import namespace_of, pod_name
 from holdfast.store.contract import VALUE_BYTES_MAX, Snapshot, Store, StoreUnavailable, update_record
@@ -45,7 +45,7 @@ AGAIN = "`holdfast up -f FILE` starts it again"
 UNSURE_MAX = 16  # writes without an answer, of 10 s each: of older ones none can be under way any more
 
 
-class Wanted(Struct, frozen=True, kw_only=True):
+class DesiredDeployment(Struct, frozen=True, kw_only=True):
     """What should run of a deployment, as it was last asked for."""
 
     revision: Count
@@ -58,9 +58,9 @@ class Wanted(Struct, frozen=True, kw_only=True):
     at_unix_s: UnixS = 0.0
     secret_digests: dict[str, str] = {}  # hashes of the values of secrets, by reference (`spec.manifest.secrets`)
 
-    def entry(self) -> Entry:
+    def entry(self) -> HistoryEntry:
         """Its place in the history, as long as nothing came of it."""
-        return Entry(
+        return HistoryEntry(
             number=self.revision,
             manifest=self.manifest,
             digest=self.digest,
@@ -70,7 +70,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
         )
 
 
-Change = Callable[[Wanted | None], Wanted]
+Change = Callable[[DesiredDeployment | None], DesiredDeployment]
 
 
 # -- what is asked for, from what was wanted before; all of it is pure
@@ -82,20 +82,20 @@ def applied(
     at_unix_s: float,
     *,
     cause: str = "apply",
-    anew: int = 0,
+    undone: int = 0,
     secret_digests: Mapping[str, str] = NO_DIGESTS,
 ) -> Change:
     """Ask for this manifest; `secret_digests`: of the values of its secrets. One that asks for the same as before keeps
-    the number, unless that was undone (`anew`: the number of the undone one): a person who asks for it again wants it
+    the number, unless that was undone (`undone`: the number of the undone one): a person who asks for it again wants it
     tried again. UserError, if the deployment is being deleted: what was accepted then would be lost with it."""
 
-    def change(before: Wanted | None) -> Wanted:
+    def change(before: DesiredDeployment | None) -> DesiredDeployment:
         if before is None:
-            first = Wanted(revision=1, manifest=manifest, digest=digest, cause=cause, at_unix_s=at_unix_s)
+            first = DesiredDeployment(revision=1, manifest=manifest, digest=digest, cause=cause, at_unix_s=at_unix_s)
             return structs.replace(first, secret_digests=dict(secret_digests))
         if before.deleted:
             raise UserError(f"it is being deleted, and that goes on; once it is gone, {AGAIN}")
-        same = before.digest == digest and before.revision != anew
+        same = before.digest == digest and before.revision != undone
         said = {"revision": before.revision if same else before.revision + 1, "manifest": manifest, "digest": digest}
         said |= {"secret_digests": dict(secret_digests)}
         told = {} if same else {"cause": cause, "at_unix_s": at_unix_s}
@@ -107,7 +107,7 @@ def applied(
 def of_kept(name: str, change: Change) -> Change:
     """Make the change to a deployment that is there; UserError, if it is gone, for then nothing would carry it out."""
 
-    def checked(before: Wanted | None) -> Wanted:
+    def checked(before: DesiredDeployment | None) -> DesiredDeployment:
         if before is None:
             raise UserError(f"{name} was deleted meanwhile; {AGAIN}")
         return change(before)
@@ -123,7 +123,7 @@ def resumed(change: Change) -> Change:
 def paused(name: str, *, on: bool) -> Change:
     """The same, to wait where it is, or to go on."""
 
-    def change(before: Wanted | None) -> Wanted:
+    def change(before: DesiredDeployment | None) -> DesiredDeployment:
         return structs.replace(_there(name, before), paused=on)
 
     return change
@@ -132,7 +132,7 @@ def paused(name: str, *, on: bool) -> Change:
 def deleted(name: str, at_unix_s: float) -> Change:
     """Nothing at all; what is there leaves by the manifest's bounds."""
 
-    def change(before: Wanted | None) -> Wanted:
+    def change(before: DesiredDeployment | None) -> DesiredDeployment:
         there = _there(name, before)
         if there.deleted:
             return there
@@ -142,7 +142,7 @@ def deleted(name: str, at_unix_s: float) -> Change:
     return change
 
 
-def _there(name: str, before: Wanted | None) -> Wanted:
+def _there(name: str, before: DesiredDeployment | None) -> DesiredDeployment:
     if before is None:
         raise UserError(f"there is no deployment {name!r}")
     return before
@@ -151,27 +151,27 @@ def _there(name: str, before: Wanted | None) -> Wanted:
 # -- in the store
 
 
-async def wanted(store: Store, name: str) -> Wanted | None:
+async def read_desired(store: Store, name: str) -> DesiredDeployment | None:
     """UserError, if what stands there cannot be read."""
     held = await store.get(DEPLOYMENTS + name, TIMEOUT_S)
-    return None if held is None else read_wanted(name, held)
+    return None if held is None else decode_desired(name, held)
 
 
-def read_wanted(name: str, data: bytes) -> Wanted:
+def decode_desired(name: str, data: bytes) -> DesiredDeployment:
     """UserError, if it cannot be read."""
     try:
-        return msgspec.json.decode(data, type=Wanted)
+        return msgspec.json.decode(data, type=DesiredDeployment)
     except (msgspec.DecodeError, ValueError) as error:
         raise UserError(f"the store's {DEPLOYMENTS}{name} cannot be read: {error}") from error
 
 
-async def ask(store: Store, name: str, change: Change) -> Wanted:
+async def change_desired(store: Store, name: str, change: Change) -> DesiredDeployment:
     """Change what is wanted, from whatever that is at this moment; what it is then. It is in the history as well, but
     for a deletion, with which the history goes."""
     key = DEPLOYMENTS + name
 
     def next_serial(held: bytes | None) -> bytes | None:
-        before = None if held is None else read_wanted(name, held)
+        before = None if held is None else decode_desired(name, held)
         after = change(before)
         if after == before:
             return held
@@ -179,18 +179,18 @@ async def ask(store: Store, name: str, change: Change) -> Wanted:
 
     value, written = await update_record(store, key, next_serial, TIMEOUT_S)
     assert value is not None
-    after = read_wanted(name, value)
+    after = decode_desired(name, value)
     if written and not after.deleted:
-        await note_asked(store, name, after)
+        await add_to_history(store, name, after)
     return after
 
 
-async def note_asked(store: Store, name: str, asked: Wanted) -> None:
+async def add_to_history(store: Store, name: str, asked: DesiredDeployment) -> None:
     """The revision stands in the history; if it does already, with what became of it, nothing changes."""
     await store.swap(history_key(name, asked.revision), _encoded(asked.entry()), None, TIMEOUT_S)
 
 
-async def note(store: Store, name: str, entry: Entry) -> None:
+async def write_entry(store: Store, name: str, entry: HistoryEntry) -> None:
     """What became of a revision."""
     await store.put(history_key(name, entry.number), _encoded(entry), TIMEOUT_S)
 
@@ -229,16 +229,16 @@ def history_key(name: str, number: int) -> str:
     return f"{HISTORY}{name}/{number:010d}"  # in the order of their numbers
 
 
-def read_entry(key: str, value: bytes) -> Entry | None:
+def read_entry(key: str, value: bytes) -> HistoryEntry | None:
     """None: nobody could have written it; what is known of others counts all the same."""
     try:
-        return msgspec.json.decode(value, type=Entry)
+        return msgspec.json.decode(value, type=HistoryEntry)
     except (msgspec.DecodeError, ValueError):
         return None
 
 
-class Orders(Struct, frozen=True):
-    """What a deployment's written memory tells frontends: pods by name, sets by namespace."""
+class RolloutRouting(Struct, frozen=True):
+    """What a deployment's written state tells frontends: pods by name, sets by namespace."""
 
     idle: tuple[str, ...] = ()  # pods that get no work: they leave, or stand by
     staying: frozenset[str] = frozenset()  # sets with a replica that has counted and serves, or drains
@@ -246,18 +246,22 @@ class Orders(Struct, frozen=True):
     inexact: frozenset[str] = frozenset()  # sets in which streams of those may end
 
 
-def orders(name: str, data: bytes) -> Orders | None:
+def read_routing(name: str, data: bytes) -> RolloutRouting | None:
     """`data` b"": nothing is written. None: it cannot be read, and whoever goes by it goes on as before."""
     try:
-        memory = machine.decode(data) if data else machine.NOTHING
+        state = machine.decode(data) if data else machine.NOTHING
     except (msgspec.DecodeError, ValueError):
         return None
-    replicas, parts = memory.replicas, memory.target.parts.values()
-    idle = [(one, which) for which, one in replicas.items() if one.want is not Want.SERVE]
-    there = [one.set_id for one in replicas.values() if one.want is Want.DRAIN or (one.want in COMING and one.counted)]
-    known = [revision.sets.values() for revision in (memory.target, memory.stable) if revision is not None]
+    replicas, parts = state.replicas, state.target.parts.values()
+    idle = [(one, which) for which, one in replicas.items() if one.desired is not DesiredState.SERVE]
+    there = [
+        one.set_id
+        for one in replicas.values()
+        if one.desired is DesiredState.DRAIN or (one.desired in DESIRED_RUNNING and one.counted)
+    ]
+    known = [revision.sets.values() for revision in (state.target, state.stable) if revision is not None]
     kept = {*chain(*known), *(one.set_id for one in replicas.values())}
-    return Orders(
+    return RolloutRouting(
         tuple(f"{pod_name(name, one.service, one.set_id)}-{which.rpartition('-')[2]}" for one, which in idle),
         frozenset(namespace_of(name, set_id) for set_id in there),
         frozenset(namespace_of(name, set_id) for set_id in kept),
@@ -265,12 +269,12 @@ def orders(name: str, data: bytes) -> Orders | None:
     )
 
 
-class Overtaken(Exception):
+class OwnedElsewhere(Exception):
     """Another carries this deployment's rollouts out."""
 
 
-class WrittenMemory:
-    """The memory of one deployment's rollouts, as one who carries them out writes it down."""
+class StateWriter:
+    """The state of one deployment's rollouts, as one who carries them out writes it down."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
@@ -279,7 +283,7 @@ class WrittenMemory:
         self._sure: bytes | None = None  # on the store's disk, or read as we began: one that dies may fall back to it
         self._unsure: deque[bytes] = deque(maxlen=UNSURE_MAX)  # sent since, and perhaps there
 
-    async def open(self, now_s: float) -> Memory:
+    async def open(self, now_s: float) -> RolloutState:
         """What was written last, to go on from. UserError, if another version wrote it: everything stays as it is."""
         self._held = self._sure = await self._store.get(self._key, TIMEOUT_S)
         if self._held is None:
@@ -289,23 +293,23 @@ class WrittenMemory:
         except (msgspec.DecodeError, ValueError) as error:
             raise UserError(f"the store's {self._key} cannot be read: {error}") from error
 
-    async def write(self, memory: Memory) -> None:
+    async def write(self, state: RolloutState) -> None:
         """Returns when it is on disk. Overtaken, if another wrote meanwhile; StoreUnavailable: it may be written yet,
         and is to be tried again."""
-        value = machine.encode(memory)
+        value = machine.encode(state)
         if value == self._held and not self._unsure:
             return
         self._unsure.append(value)
         while not await self._store.swap(self._key, value, self._held, TIMEOUT_S):
             found = await self._store.get(self._key, TIMEOUT_S)
             if found == self._held or (found != self._sure and (found is None or found not in self._unsure)):
-                raise Overtaken(f"{self._key} was written by another")
+                raise OwnedElsewhere(f"{self._key} was written by another")
             self._held = found  # our own, of which no answer came, or which the store lost before it was on its disk
         self._held = self._sure = value
         self._unsure.clear()
 
 
-def _encoded(record: Wanted | Entry) -> bytes:
+def _encoded(record: DesiredDeployment | HistoryEntry) -> bytes:
     data = msgspec.json.encode(record)
     if len(data) > VALUE_BYTES_MAX:
         raise UserError(f"the manifest is too long for the store: {len(data)} of {VALUE_BYTES_MAX} bytes")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from holdfast.health.bounds import UnixS
 from holdfast.rollout.revision import Pair
@@ -12,7 +12,7 @@ from holdfast.rollout.revision import Pair
 CRASHES_MAX = 3  # in a row: one may be somebody's kill, two its echo
 
 
-class Want(StrEnum):
+class DesiredState(StrEnum):
     """What a replica is to do."""
 
     STAND_BY = "stand by"  # beside an old one, until that has handed over
@@ -21,10 +21,10 @@ class Want(StrEnum):
     STOP = "stop"
 
 
-COMING = (Want.SERVE, Want.STAND_BY)
+DESIRED_RUNNING = (DesiredState.SERVE, DesiredState.STAND_BY)
 
 
-class Stage(StrEnum):
+class ReplicaStage(StrEnum):
     """What a replica is seen to do."""
 
     ABSENT = "absent"
@@ -35,12 +35,12 @@ class Stage(StrEnum):
     LEAVING = "leaving"  # it was told to stop
 
 
-class Seen(Struct, frozen=True, kw_only=True):
+class ObservedReplica(Struct, frozen=True, kw_only=True):
     """One replica. A frontend is admitted, and has its whole weight, when it answers."""
 
     service: str
     set_id: str
-    stage: Stage
+    stage: ReplicaStage
     admitted: bool = False  # by a frontend
     weight: float = 0.0  # control's verdict: above 0 its canary passed, at 1 nothing is held against it
     streams: int = 0
@@ -55,12 +55,14 @@ class Seen(Struct, frozen=True, kw_only=True):
         return bool(self.trouble) or self.crashes >= CRASHES_MAX
 
 
-class Replica(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReplicaState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     service: str
     set_id: str
     pair: Pair
-    want: Want = Want.SERVE
-    until_s: UnixS | None = None  # how long it may drain; None: it does not, or has
-    asked_s: UnixS | None = None  # when what is due was last said; None: nothing is, or not yet
+    desired: DesiredState = field(default=DesiredState.SERVE, name="want")
+    # How long it may drain; None: it does not, or has.
+    drain_until_s: UnixS | None = field(default=None, name="until_s")
+    # When the action that it needs was last returned; None: it needs none, or not yet.
+    sent_at_s: UnixS | None = field(default=None, name="asked_s")
     counted: bool = False  # ever
     beside: str = ""  # whose device it shares, and whom it takes over from

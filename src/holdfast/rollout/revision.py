@@ -8,7 +8,7 @@ that both changed never meet across.
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from holdfast.health.bounds import Count
 from holdfast.spec.names import canonical_hash
@@ -28,14 +28,14 @@ class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     errors_percent_max: int = 5  # of a new set's requests; with more that fail, it is undone
     # A new set that is on trial and got no request for so long is not waited for: clients keep their connections to the
     # old ones, and come only when those leave. 60.0: as long as any trial (`trial.TRIAL_S`).
-    shunned_s: float = 60.0
+    no_traffic_s: float = field(default=60.0, name="shunned_s")
     # How long streams have to end or to be handed over, before their replica is stopped and they are resumed:
     drain_s: float = 30.0  # where others of its set can take them
     last_drain_s: float = 600.0  # where none is left that could, so that they must end there or go on inexactly
     swap_drain_s: float = 5.0  # where it gives up its place to another, and new requests are held meanwhile
     inexact: bool = False  # whether streams whose set is gone for good may end on another
     paused: bool = False
-    mates: tuple[str, ...] = ()
+    peers: tuple[str, ...] = field(default=(), name="mates")
 
     def __post_init__(self) -> None:
         if self.replicas < 0 or self.surge < 0 or self.unavailable < 0:
@@ -52,7 +52,7 @@ class Revision(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def pair(self, service: str) -> Pair:
         """The sets that a replica of the service works with, its own among them."""
-        names = sorted({service, *self.parts[service].mates} & set(self.parts))
+        names = sorted({service, *self.parts[service].peers} & set(self.parts))
         return tuple((name, self.parts[name].set_id) for name in names)
 
     def brings(self, before: Revision | None) -> bool:

@@ -11,10 +11,10 @@ from msgspec import structs
 
 from holdfast.health.records import HealthRecord
 from holdfast.health.standing import HealthCause, WorkerStanding
-from holdfast.rollout.replica import Seen, Stage
+from holdfast.rollout.replica import ObservedReplica, ReplicaStage
 
 # What is held against a worker and undoes the revision that brought it, in words that read after its name.
-GRAVE = {
+PERMANENT_FAULTS = {
     HealthCause.WRONG: "answers wrongly",
     HealthCause.CANARY_FAILING: "fails its canaries",
     HealthCause.ENGINE: "says that its engine cannot go on",
@@ -22,13 +22,13 @@ GRAVE = {
 UNCHECKED = "control has not checked it yet"
 
 
-def judged(seen: Seen, record: HealthRecord | None, refused: str = "") -> Seen:
+def with_verdict(seen: ObservedReplica, record: HealthRecord | None, refused: str = "") -> ObservedReplica:
     """A worker of which all else is said, with what control wrote of it, and why a frontend refuses its card."""
     standing = record.standing if record is not None else WorkerStanding(reason=UNCHECKED)
     causes, weight = standing.causes, standing.weight
-    trouble = next((f"{words}: {causes[cause]}" for cause, words in GRAVE.items() if cause in causes), "")
+    trouble = next((f"{words}: {causes[cause]}" for cause, words in PERMANENT_FAULTS.items() if cause in causes), "")
     if refused:
         trouble = f"has a card that is refused: {refused}"
-    how = seen.how or (standing.reason if seen.stage is Stage.SERVING and weight < 1.0 else "")
+    how = seen.how or (standing.reason if seen.stage is ReplicaStage.SERVING and weight < 1.0 else "")
     is_shut = HealthCause.BREAKER in causes
     return structs.replace(seen, weight=weight, trouble=seen.trouble or trouble, is_shut=is_shut, how=how)

@@ -9,12 +9,12 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
-from holdfast.rollout.machine import Held, Look, Memory, Phase
-from holdfast.rollout.replica import COMING, Replica, Seen, Stage, Want
-from holdfast.rollout.stock import Stock
+from holdfast.rollout.machine import Downtime, Observation, RolloutPhase, RolloutState
+from holdfast.rollout.replica import DESIRED_RUNNING, DesiredState, ObservedReplica, ReplicaStage, ReplicaState
+from holdfast.rollout.stock import WorkloadReplicas
 
 
-class RolloutState(StrEnum):
+class RolloutResult(StrEnum):
     """Whether what was asked for is there; a command that waits ends with any but `UNDER_WAY` and `PAUSED`."""
 
     DONE = "done"
@@ -24,7 +24,7 @@ class RolloutState(StrEnum):
     STUCK = "stuck"
 
 
-class Service(Struct, frozen=True):
+class ServiceStatus(Struct, frozen=True):
     """How far one service is."""
 
     name: str
@@ -39,27 +39,27 @@ class Service(Struct, frozen=True):
     def __str__(self) -> str:
         old = f", {self.old} of an earlier set" if self.old else ""
         waits = f"; {self.waits_for}" if self.waits_for else ""
-        held = f"; none did for {self.held_s:.1f} s" if self.held_s else ""
-        return f"{self.name}: {self.new} of {self.wanted} serve{old}{held}{waits}"
+        down = f"; none did for {self.held_s:.1f} s" if self.held_s else ""
+        return f"{self.name}: {self.new} of {self.wanted} serve{old}{down}{waits}"
 
 
-class Report(Struct, frozen=True):
+class RolloutReport(Struct, frozen=True):
     """All that is said of a rollout."""
 
-    state: RolloutState = field(name="verdict")  # as records have it
+    state: RolloutResult = field(name="verdict")  # as records have it
     revision: int  # the newest that was asked for
     headline: str
-    services: tuple[Service, ...] = ()
+    services: tuple[ServiceStatus, ...] = ()
 
     @property
     def is_done(self) -> bool:
         """What was asked for is there, and nothing else: also a number that changed while nothing was replaced."""
-        return self.state is RolloutState.DONE and all(one.new == one.wanted == one.there for one in self.services)
+        return self.state is RolloutResult.DONE and all(one.new == one.wanted == one.there for one in self.services)
 
     @property
     def is_unwell(self) -> bool:
         """What was asked for is in place, and something is wrong with it that nothing here will undo."""
-        return self.state is RolloutState.DONE and any(one.is_unwell for one in self.services)
+        return self.state is RolloutResult.DONE and any(one.is_unwell for one in self.services)
 
     @property
     def serves(self) -> bool:
@@ -67,120 +67,122 @@ class Report(Struct, frozen=True):
         return bool(self.services) and all(one.new + one.old > 0 for one in self.services if one.wanted)
 
 
-def report(memory: Memory, look: Look, now_s: float) -> Report:
-    replicas = dict(memory.replicas)
-    stock = Stock(memory.target, memory.stable, replicas, look.replicas, look.room, now_s, memory.serial)
-    stock.tried = memory.tried
-    names = sorted({*memory.target.parts, *(one.service for one in memory.replicas.values())})
-    services = tuple(_service(stock, name, memory.held.get(name, Held())) for name in names)
-    headline = _unjudged(memory, look) or _headline(memory, services, now_s)
-    return Report(rollout_state(memory), memory.wanted, headline, services)
+def report(state: RolloutState, observation: Observation, now_s: float) -> RolloutReport:
+    replicas = dict(state.replicas)
+    workload = WorkloadReplicas(
+        state.target, state.stable, replicas, observation.replicas, observation.room, now_s, state.serial
+    )
+    workload.tried = state.tried
+    names = sorted({*state.target.parts, *(one.service for one in state.replicas.values())})
+    services = tuple(_service(workload, name, state.downtimes.get(name, Downtime())) for name in names)
+    headline = _unchecked(state, observation) or _headline(state, services, now_s)
+    return RolloutReport(rollout_result(state), state.desired_number, headline, services)
 
 
-def rollout_state(memory: Memory) -> RolloutState:
-    if memory.phase is Phase.STUCK:
-        return RolloutState.STUCK
-    if memory.undone:
-        return RolloutState.UNDONE if memory.phase is Phase.STEADY else RolloutState.UNDER_WAY
-    if memory.phase is Phase.STEADY:
-        return RolloutState.DONE
-    return RolloutState.PAUSED if is_paused(memory) else RolloutState.UNDER_WAY
+def rollout_result(state: RolloutState) -> RolloutResult:
+    if state.phase is RolloutPhase.STUCK:
+        return RolloutResult.STUCK
+    if state.undone:
+        return RolloutResult.UNDONE if state.phase is RolloutPhase.STEADY else RolloutResult.UNDER_WAY
+    if state.phase is RolloutPhase.STEADY:
+        return RolloutResult.DONE
+    return RolloutResult.PAUSED if is_paused(state) else RolloutResult.UNDER_WAY
 
 
-def is_paused(memory: Memory) -> bool:
-    return memory.phase is Phase.ROLLING and any(part.paused for part in memory.target.parts.values())
+def is_paused(state: RolloutState) -> bool:
+    return state.phase is RolloutPhase.ROLLING and any(part.paused for part in state.target.parts.values())
 
 
-def _unjudged(memory: Memory, look: Look) -> str:
+def _unchecked(state: RolloutState, observation: Observation) -> str:
     """Return what a rollout waits for that no control can judge, with the remedy; "": it does not."""
-    new = sorted(look.unjudged & memory.target.parts.keys())
-    if not new or memory.phase is not Phase.ROLLING or is_paused(memory):
+    new = sorted(observation.unchecked & state.target.parts.keys())
+    if not new or state.phase is not RolloutPhase.ROLLING or is_paused(state):
         return ""
-    waits = f"revision {memory.target.number} waits for a control: none leads that could check the new {', '.join(new)}"
+    waits = f"revision {state.target.number} waits for a control: none leads that could check the new {', '.join(new)}"
     return f"{waits}; `holdfast status` shows whether one runs, and its log in the state directory why it does not lead"
 
 
-def _headline(memory: Memory, services: tuple[Service, ...], now_s: float) -> str:
-    number, undone = memory.target.number, memory.undone
+def _headline(state: RolloutState, services: tuple[ServiceStatus, ...], now_s: float) -> str:
+    number, undone = state.target.number, state.undone
     counts = ", ".join(f"{one.name} {one.new} of {one.wanted}" for one in services) or "nothing runs"
     first = sorted(services, key=lambda one: not one.is_unwell)
     waits = next((f"; {one.waits_for}" for one in first if one.waits_for), "")
-    if memory.wanted == 0:
+    if state.desired_number == 0:
         return "no manifest has been applied yet"
-    match memory.phase:
-        case Phase.STEADY if undone:
-            return f"revision {undone} was undone: {memory.why}; revision {number} is in place: {counts}{waits}"
-        case Phase.STEADY:
+    match state.phase:
+        case RolloutPhase.STEADY if undone:
+            return f"revision {undone} was undone: {state.why}; revision {number} is in place: {counts}{waits}"
+        case RolloutPhase.STEADY:
             stays = "; the revision was in place before that, so nothing is undone" if _is_unwell(services) else ""
             return f"revision {number} is in place: {counts}{waits}{stays}"
-        case Phase.UNDOING:
-            return f"revision {undone} is being undone: {memory.why}; back to revision {number}: {counts}{waits}"
-        case Phase.STUCK if undone:
-            back = f"back to revision {number}, which is stuck: {memory.stuck}"
-            return f"revision {undone} is being undone: {memory.why}; {back}; {counts}{waits}"
-        case Phase.STUCK:
-            same = waits.startswith(f"; {memory.stuck.partition(' ')[0]} ")
-            return f"revision {number} is stuck: {memory.stuck}; {counts}{'' if same else waits}"
-        case Phase.ROLLING if is_paused(memory):
+        case RolloutPhase.UNDOING:
+            return f"revision {undone} is being undone: {state.why}; back to revision {number}: {counts}{waits}"
+        case RolloutPhase.STUCK if undone:
+            back = f"back to revision {number}, which is stuck: {state.stuck}"
+            return f"revision {undone} is being undone: {state.why}; {back}; {counts}{waits}"
+        case RolloutPhase.STUCK:
+            same = waits.startswith(f"; {state.stuck.partition(' ')[0]} ")
+            return f"revision {number} is stuck: {state.stuck}; {counts}{'' if same else waits}"
+        case RolloutPhase.ROLLING if is_paused(state):
             return f"revision {number} is paused: {counts}{waits}"
-        case Phase.ROLLING if memory.whole_s is not None:
-            watched_s = memory.whole_s + memory.target.watch_s
-            tried_s = max((until_s for until_s in memory.trials.values() if until_s is not None), default=0.0)
+        case RolloutPhase.ROLLING if state.in_place_since_s is not None:
+            watched_s = state.in_place_since_s + state.target.watch_s
+            tried_s = max((until_s for until_s in state.trials.values() if until_s is not None), default=0.0)
             most = "up to " if tried_s > watched_s else ""
             left_s = max(0.0, watched_s - now_s, tried_s - now_s)
             return f"revision {number} is all there and watched for {most}{left_s:.0f} s more: {counts}"
-        case Phase.ROLLING:
+        case RolloutPhase.ROLLING:
             return f"revision {number} is rolling out: {counts}{waits}"
 
 
-def _is_unwell(services: tuple[Service, ...]) -> bool:
+def _is_unwell(services: tuple[ServiceStatus, ...]) -> bool:
     return any(one.is_unwell for one in services)
 
 
-def _service(stock: Stock, name: str, held: Held) -> Service:
-    wanted = stock.target.parts[name].replicas if name in stock.target.parts else 0
-    new = sum(map(stock.counts, stock.of(name, old=False)))
-    old = sum(map(stock.counts, stock.of(name, old=True)))
-    own = [key for key, one in stock.replicas.items() if one.service == name]
-    coming = [key for key in own if not stock.is_old(key) and not stock.counts(key)]
-    coming.sort(key=lambda key: not stock.seen(key).is_broken)
-    leaving = [key for key in own if stock.replicas[key].want not in COMING]
-    waits = next((f"{key} {_waits(stock.replicas[key], stock.seen(key))}" for key in coming + leaving), "")
-    if wanted and stock.is_watched(name):
-        tried = next(key for key in stock.of(name, old=False) if stock.counts(key))
+def _service(workload: WorkloadReplicas, name: str, downtime: Downtime) -> ServiceStatus:
+    wanted = workload.target.parts[name].replicas if name in workload.target.parts else 0
+    new = sum(map(workload.counts, workload.select(name, old=False)))
+    old = sum(map(workload.counts, workload.select(name, old=True)))
+    own = [key for key, one in workload.replicas.items() if one.service == name]
+    coming = [key for key in own if not workload.is_old(key) and not workload.counts(key)]
+    coming.sort(key=lambda key: not workload.seen(key).is_broken)
+    leaving = [key for key in own if workload.replicas[key].desired not in DESIRED_RUNNING]
+    waits = next((f"{key} {_waits(workload.replicas[key], workload.seen(key))}" for key in coming + leaving), "")
+    if wanted and workload.is_being_tried(name):
+        tried = next(key for key in workload.select(name, old=False) if workload.counts(key))
         waits = f"{tried} is tried with customers' requests before others leave"
-    elif not waits and wanted and stock.missing(name) > 0:
-        no_room = stock.room.get(name, 1) <= 0
+    elif not waits and wanted and workload.missing(name) > 0:
+        no_room = workload.room.get(name, 1) <= 0
         waits = f"there is no room for another {name}" if no_room else f"another {name} is to be started"
     # One that is under way in whole seconds: a report that is the same is not written again.
-    held_s = held.longest_s if held.since_s is None else float(int(held.until(stock.now_s)))
-    unwell = bool(coming) and stock.seen(coming[0]).is_broken
-    return Service(name, wanted, new, old, len(own), waits, held_s, unwell)
+    held_s = downtime.longest_s if downtime.since_s is None else float(int(downtime.until(workload.now_s)))
+    unwell = bool(coming) and workload.seen(coming[0]).is_broken
+    return ServiceStatus(name, wanted, new, old, len(own), waits, held_s, unwell)
 
 
-def _waits(one: Replica, seen: Seen) -> str:
+def _waits(one: ReplicaState, seen: ObservedReplica) -> str:
     """What a replica that does not count, or leaves, is doing; reads after its name."""
     why = f": {seen.how}" if seen.how else ""
     if seen.is_broken:
         return seen.trouble or f"crashed {seen.crashes} times in a row{why}"
-    match one.want, seen.stage:
-        case Want.STOP, _:
+    match one.desired, seen.stage:
+        case DesiredState.STOP, _:
             return "is being stopped"
-        case Want.DRAIN, Stage.DRAINING if one.until_s is None:
+        case DesiredState.DRAIN, ReplicaStage.DRAINING if one.drain_until_s is None:
             return "is kept until the one that took over is proven"
-        case Want.DRAIN, Stage.DRAINING:
+        case DesiredState.DRAIN, ReplicaStage.DRAINING:
             return f"drains, {seen.streams} {'stream is' if seen.streams == 1 else 'streams are'} left"
-        case Want.DRAIN, _:
+        case DesiredState.DRAIN, _:
             return "is to drain"
-        case _, Stage.ABSENT:
+        case _, ReplicaStage.ABSENT:
             return f"is to be started{why}"
-        case _, Stage.STARTING:
+        case _, ReplicaStage.STARTING:
             return f"is starting{why}"
-        case Want.STAND_BY, _:
+        case DesiredState.STAND_BY, _:
             return f"stands by beside {one.beside}"
-        case _, Stage.STANDBY:
+        case _, ReplicaStage.STANDBY:
             return "is waking"
-        case _, Stage.DRAINING | Stage.LEAVING:
+        case _, ReplicaStage.DRAINING | ReplicaStage.LEAVING:
             return f"is {seen.stage}"
     if not seen.admitted:
         return f"is not admitted by a frontend yet{why}"

@@ -22,7 +22,7 @@ ERRORS_WORSE = 2  # times the rate of all other sets: what befalls everybody is 
 TRIAL_S = 60.0  # from the first that counts: a rate is one of the last minute, so a second one shows no more
 
 
-class Traffic(Struct, frozen=True):
+class RequestCounts(Struct, frozen=True):
     """A set's attempts that ended within the last minute, and those of them that failed by its fault. Of a set that a
     revision brings, since the revision began."""
 
@@ -30,19 +30,19 @@ class Traffic(Struct, frozen=True):
     failed: int = 0
 
 
-class Trial(Struct, frozen=True):
+class SetTrial(Struct, frozen=True):
     """A new set's requests beside those of all other sets of its service."""
 
-    own: Traffic
-    others: Traffic
+    own: RequestCounts
+    others: RequestCounts
     percent_max: int  # of its requests that may fail
     is_shut: bool = False  # breakers took its requests away
 
     @classmethod
-    def of(cls, traffic: dict[str, Traffic], set_id: str, percent_max: int, *, is_shut: bool = False) -> Trial:
+    def of(cls, traffic: dict[str, RequestCounts], set_id: str, percent_max: int, *, is_shut: bool = False) -> SetTrial:
         others = [one for key, one in traffic.items() if key != set_id]
         attempts, failed = sum(one.attempts for one in others), sum(one.failed for one in others)
-        return cls(traffic.get(set_id, Traffic()), Traffic(attempts, failed), percent_max, is_shut)
+        return cls(traffic.get(set_id, RequestCounts()), RequestCounts(attempts, failed), percent_max, is_shut)
 
     @property
     def is_bad(self) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from holdfast.rollout.machine import Memory, Phase
-from holdfast.rollout.records import Wanted
+from holdfast.rollout.machine import RolloutPhase, RolloutState
+from holdfast.rollout.records import DesiredDeployment
 from holdfast.rollout.revision import Part, Revision
 from holdfast.spec.manifest.addresses import NO_DIGESTS, address_of, peers_of
 from holdfast.spec.manifest.secrets import Digests
@@ -23,35 +23,35 @@ def revision_of(manifest: Manifest, number: int, digests: Digests = NO_DIGESTS) 
     return Revision(number=number, parts={name: _part(manifest, name, digests) for name in manifest.spec.services})
 
 
-def wish_of(wanted: Wanted, manifest: Manifest) -> Revision:
+def desired_revision(wanted: DesiredDeployment, manifest: Manifest) -> Revision:
     """What is wanted, as its manifest and a person's word have it. Who takes a deployment away waits for no stream's
     end but a drain's."""
-    wish = revision_of(manifest, wanted.revision, wanted.secret_digests)
-    parts = dict(wish.parts)
-    for name, part in wish.parts.items():
+    desired = revision_of(manifest, wanted.revision, wanted.secret_digests)
+    parts = dict(desired.parts)
+    for name, part in desired.parts.items():
         if wanted.deleted:
             parts[name] = structs.replace(part, replicas=0, paused=False, last_drain_s=part.drain_s)
         elif wanted.paused:
             parts[name] = structs.replace(part, paused=True)
-    return structs.replace(wish, parts=parts)
+    return structs.replace(desired, parts=parts)
 
 
-def worked_at(wish: Revision, memory: Memory) -> Revision:
+def active_revision(desired: Revision, state: RolloutState) -> Revision:
     """The revision whose processes are started next: what is wanted, or, once that was undone, what it goes back to."""
-    return memory.target if memory.undone and wish.number == memory.wanted else wish
+    return state.target if state.undone and desired.number == state.desired_number else desired
 
 
-def on_trial(wish: Revision, memory: Memory, now_s: float) -> tuple[set[tuple[str, str]], float]:
+def new_sets(desired: Revision, state: RolloutState, now_s: float) -> tuple[set[tuple[str, str]], float]:
     """The sets that the revision brings, and since when what happens to them is its own doing: one that is only now
     heard of has done nothing yet."""
-    before = memory.stable.sets.items() if memory.stable is not None else set()
-    return wish.sets.items() - before, memory.began_s if wish.number <= memory.wanted else now_s
+    before = state.stable.sets.items() if state.stable is not None else set()
+    return desired.sets.items() - before, state.began_s if desired.number <= state.desired_number else now_s
 
 
-def is_gone(wanted: Wanted, memory: Memory) -> bool:
+def is_gone(wanted: DesiredDeployment, state: RolloutState) -> bool:
     """Whether a deployment that was deleted has nothing left here."""
-    known = memory.wanted == wanted.revision
-    return wanted.deleted and known and memory.phase is Phase.STEADY and not memory.replicas
+    known = state.desired_number == wanted.revision
+    return wanted.deleted and known and state.phase is RolloutPhase.STEADY and not state.replicas
 
 
 def _part(manifest: Manifest, name: str, digests: Digests) -> Part:
@@ -70,12 +70,12 @@ def _part(manifest: Manifest, name: str, digests: Digests) -> Part:
         unavailable=unavailable,
         deadline_s=rollout.progress_deadline_seconds,
         errors_percent_max=rollout.error_percent_max,
-        shunned_s=SHUNNED_S if is_frontend else plain.shunned_s,
+        no_traffic_s=SHUNNED_S if is_frontend else plain.no_traffic_s,
         # A frontend's answers cannot be handed over, so none of them ever is its set's last.
         last_drain_s=plain.last_drain_s if service.component_type == WORKER else plain.drain_s,
         inexact=rollout.inexact,
         paused=rollout.paused,
-        mates=tuple(peers_of(manifest, name)),
+        peers=tuple(peers_of(manifest, name)),
     )
 
 

@@ -34,19 +34,19 @@ class _Answer(asyncio.Protocol):
             self.over.set_result(None)
 
 
-async def ask(address: Address, network: Network, bound_s: float, path: str = "/health") -> dict[str, Any] | None:
+async def get_facts(address: Address, network: Network, bound_s: float, path: str = "/health") -> dict[str, Any] | None:
     """The facts shown at `path`, or None if there was no such answer in time."""
     answer = await _get(address, network, bound_s, path)
     return None if answer is None else _facts(answer)
 
 
-async def ask_page(address: Address, network: Network, bound_s: float, path: str) -> bytes | None:
+async def get_page(address: Address, network: Network, bound_s: float, path: str) -> bytes | None:
     """What stands at `path`, or None if there was no 200 in time."""
     head, _, body = (await _get(address, network, bound_s, path) or b"").partition(b"\r\n\r\n")
     return body if head.partition(b"\r\n")[0].split()[1:2] == [b"200"] else None
 
 
-async def ask_status(address: Address, network: Network, bound_s: float, path: str) -> tuple[int | None, str]:
+async def get_status(address: Address, network: Network, bound_s: float, path: str) -> tuple[int | None, str]:
     """The status code at `path`, or None if no answer came in time; and the reason it gives, if any."""
     answer = await _get(address, network, bound_s, path) or b""
     words = answer.partition(b"\r\n")[0].split()
@@ -55,7 +55,7 @@ async def ask_status(address: Address, network: Network, bound_s: float, path: s
     return int(words[1]), str((_facts(answer) or {}).get("reason") or "")
 
 
-async def ask_to(address: Address, network: Network, bound_s: float, path: str) -> tuple[int | None, str]:
+async def post_action(address: Address, network: Network, bound_s: float, path: str) -> tuple[int | None, str]:
     """Have it do what stands at `path`: the status code, or None where no answer came in time; and what it says."""
     answer = await _get(address, network, bound_s, path, "POST") or b""
     words = answer.partition(b"\r\n")[0].split()

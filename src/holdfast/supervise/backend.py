@@ -15,18 +15,18 @@ from typing import Protocol
 
 from holdfast.fleet.actions import replica_name
 from holdfast.spec.jobs import Job
-from holdfast.supervise.changing import Changing
+from holdfast.supervise.changing import JobList
 from holdfast.supervise.leftovers import sweep
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Life, Phase
-from holdfast.supervise.replicas import Whose, whose
+from holdfast.supervise.replicas import ReplicaId, replica_id_of
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
     """A replica's processes: the job and the life of each, by name."""
 
-    whom: Whose
+    whom: ReplicaId
     processes: dict[str, tuple[Job, Life]] = field(default_factory=dict)
 
     @property
@@ -72,7 +72,7 @@ def kept_of(deployment: str, lives: Iterable[tuple[Job, Life]]) -> dict[str, Kep
     out."""
     found: dict[str, Kept] = {}
     for job, life in lives:
-        whom = whose(job.name, deployment, ()) if job.deployment == deployment else None
+        whom = replica_id_of(job.name, deployment, ()) if job.deployment == deployment else None
         if whom is not None and life.phase is not Phase.OVER:
             one = Kept(whom)
             found.setdefault(one.name, one).processes[job.name] = (job, life)
@@ -83,7 +83,7 @@ class LocalBackend:
     """Processes of this machine, which the supervisor of `holdfast up` keeps beside its own."""
 
     def __init__(
-        self, deployment: str, supervisor: Supervisor, changing: Changing, totals: Mapping[str, int]
+        self, deployment: str, supervisor: Supervisor, changing: JobList, totals: Mapping[str, int]
     ) -> None:
         """Of what an earlier supervisor left, too, nothing stays that is of no use."""
         self.totals = dict(totals)

@@ -53,7 +53,7 @@ def _whose(settings: bytes) -> str:
         return ""
 
 
-class Changing:
+class JobList:
     """The jobs of one supervisor, as they change."""
 
     def __init__(self, supervisor: Supervisor, state_dir: Path) -> None:

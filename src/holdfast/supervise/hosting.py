@@ -43,9 +43,9 @@ from holdfast.supervise.backend import Kept, NodeBackend
 from holdfast.supervise.levels import LOST, Levels, vaults_of
 from holdfast.supervise.machine import Life
 from holdfast.supervise.machine import Phase as JobPhase
-from holdfast.supervise.outlook import Said, prefixes, said_by
+from holdfast.supervise.outlook import StoreObservation, observe_store, prefixes
 from holdfast.supervise.replicas import sets_of
-from holdfast.supervise.seats import NOWHERE, Devices, taken_by
+from holdfast.supervise.seats import NO_DEVICE, Devices, device_claims
 
 log = logging.getLogger("holdfast.up")
 
@@ -132,7 +132,7 @@ class Hosting:
             self._tell(f"{self.node}: {error}")
             return
         found = self._backend.kept()
-        said = said_by(self._mirror.values, self.deployment)
+        said = observe_store(self._mirror.values, self.deployment)
         seen = {name: self._sight(name, one, said) for name, one in found.items()}
         for name, why in self._refused.items():
             seen.setdefault(name, agent.Sight(trouble=why))
@@ -155,7 +155,7 @@ class Hosting:
         for name in (name for name, house in turn.houses.items() if name in found and not house.replica.on_devices):
             self._is_seated(name)
 
-    def _sight(self, name: str, one: Kept, said: Said) -> agent.Sight:
+    def _sight(self, name: str, one: Kept, said: StoreObservation) -> agent.Sight:
         lives = {name: life for name, (job, life) in one.processes.items() if job.role == "worker"}
         leads = any(life.phase is JobPhase.READY and name in said.leading for name, life in lives.items())
         health, why = self._health(lives, said) if leads else (Health.AWAY, _loop_of(one.processes))
@@ -171,7 +171,7 @@ class Hosting:
             wrong=self._levels.wrong.get(name, ("", "")),
         )
 
-    def _health(self, engines: Iterable[str], said: Said) -> tuple[Health, str]:
+    def _health(self, engines: Iterable[str], said: StoreObservation) -> tuple[Health, str]:
         """Return control's verdict on the engine that leads; where no control leads, none is needed."""
         where = next((said.leading[name] for name in engines if name in said.leading), None)
         record = said.verdicts.get(where.path) if where is not None else None
@@ -185,7 +185,9 @@ class Hosting:
 
     def _replica(self, one: Kept) -> Replica:
         """As its processes' settings tell it."""
-        seats = [each for each in taken_by(job for job, _ in one.processes.values()) if each.seat.device != NOWHERE]
+        seats = [
+            each for each in device_claims(job for job, _ in one.processes.values()) if each.seat.device != NO_DEVICE
+        ]
         seats.sort(key=lambda each: (len(each.process), each.process))
         return Replica(
             model=one.whom.service,
@@ -244,7 +246,7 @@ class Hosting:
         pod = None if manifest is None else sets_of([(manifest, NO_DIGESTS)]).get((action.model, action.version))
         if pod is None:
             raise Refused(f"what the version {action.version} of {action.model} is, is not kept")
-        seats = Devices().seats(action.devices, taken_by(self._backend.jobs()))
+        seats = Devices().seats(action.devices, device_claims(self._backend.jobs()))
         launches = replica_launches(pod, pod.replica(action.serial), seats, self._machine)
         settled = [with_model(launch, self._named, sharing=1) for launch in launches]
         return [Job.of(_bounded(launch, action)) for launch in settled]

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from holdfast.supervise.records import journals_dir, run_dir
-from holdfast.supervise.replicas import Whose, whose
+from holdfast.supervise.replicas import ReplicaId, replica_id_of
 
 LOGS_KEPT = 2  # replicas of each model: the last that left, and the one before, to compare
 
@@ -30,10 +30,10 @@ def clear(state_dir: Path, deployment: str, processes: Iterable[str] = ()) -> No
 
 def sweep(state_dir: Path, deployment: str, processes: Iterable[str], logs_kept: int = LOGS_KEPT) -> None:
     """`processes`: all that are here, by name; `logs_kept`: of so many replicas of each model the logs stay."""
-    there = {whose(name, deployment, ()) for name in processes}
+    there = {replica_id_of(name, deployment, ()) for name in processes}
 
-    def left(paths: Iterable[Path]) -> list[tuple[Whose, Path]]:
-        found = [(whose(path.name.partition(".")[0], deployment, ()), path) for path in paths]
+    def left(paths: Iterable[Path]) -> list[tuple[ReplicaId, Path]]:
+        found = [(replica_id_of(path.name.partition(".")[0], deployment, ()), path) for path in paths]
         return [(whom, path) for whom, path in found if whom is not None and whom not in there]
 
     with contextlib.suppress(OSError):
@@ -47,9 +47,9 @@ def sweep(state_dir: Path, deployment: str, processes: Iterable[str], logs_kept:
             path.unlink(missing_ok=True)
 
 
-def _last(gone: set[Whose], count: int) -> set[Whose]:
+def _last(gone: set[ReplicaId], count: int) -> set[ReplicaId]:
     """The last few of each model."""
-    kept: dict[str, list[Whose]] = {}
+    kept: dict[str, list[ReplicaId]] = {}
     for whom in sorted(gone, key=lambda one: int(one.name.rpartition("-")[2]), reverse=True):
         kept.setdefault(whom.service, []).append(whom)
     return {whom for own in kept.values() for whom in own[:count]}

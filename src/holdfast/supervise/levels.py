@@ -24,7 +24,7 @@ from holdfast.fleet.desired import Level
 from holdfast.memory.client.calls import VaultRefused, demote, promote, vault_status
 from holdfast.spec.jobs import Job
 from holdfast.spec.launch import VaultLaunch
-from holdfast.supervise.asking import ask_to
+from holdfast.supervise.asking import post_action
 from holdfast.supervise.backend import Kept
 from holdfast.supervise.machine import Phase
 from holdfast.supervise.records import read_record
@@ -148,7 +148,7 @@ class Levels:
         record = await asyncio.to_thread(read_record, self._state_dir, name)
         if record is None or not record.status:
             return "it shows no status page"
-        status, said = await ask_to(parse_address(record.status), self._network, LEVER_S, f"/engine/{lever}")
+        status, said = await post_action(parse_address(record.status), self._network, LEVER_S, f"/engine/{lever}")
         return "" if status == 200 else said or "it does not answer"
 
 

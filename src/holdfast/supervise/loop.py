@@ -22,7 +22,7 @@ from holdfast.core.tasks import done_within
 from holdfast.spec.jobs import AT_LEISURE, START_ORDER, STOP_ORDER, Job
 from holdfast.supervise import machine
 from holdfast.supervise.machine import KERNEL_S, Asked, Phase
-from holdfast.supervise.notes import Notes, Slot
+from holdfast.supervise.notes import Slot, SlotRecords
 from holdfast.supervise.processes import Process, Processes, exit_words
 from holdfast.supervise.records import (
     Record,
@@ -33,7 +33,7 @@ from holdfast.supervise.records import (
     set_aside,
     write_launch,
 )
-from holdfast.supervise.witness import Parts, Witness
+from holdfast.supervise.witness import IncidentRecorder, PartProcesses
 
 # Records are files: while something starts they are looked at this often. Adds at most this much to "ready" on the
 # screen, and nothing to the process's own readiness.
@@ -66,9 +66,9 @@ class Supervisor:
         self._tell = tell
         self.slots = {job.name: Slot.of(job) for job in jobs}
         self.adopted: list[Record] = []
-        self.witness = Witness(state_dir, clock, apart)
-        self.parts = Parts(state_dir, processes, self.slots, self.witness)
-        self._notes = Notes(state_dir, tell)
+        self.witness = IncidentRecorder(state_dir, clock, apart)
+        self.parts = PartProcesses(state_dir, processes, self.slots, self.witness)
+        self._notes = SlotRecords(state_dir, tell)
         self._changed = asyncio.Event()
         self._polling: asyncio.TimerHandle | None = None
 

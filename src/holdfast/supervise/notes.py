@@ -47,7 +47,7 @@ class Slot:
         return f"<{self.job.name} {self.life}, pid {self.life.pid}, {self.asked}>"
 
 
-class Notes:
+class SlotRecords:
     """`tell` is for people."""
 
     def __init__(self, state_dir: Path, tell: Callable[[str], None]) -> None:

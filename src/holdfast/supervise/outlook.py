@@ -18,16 +18,16 @@ from msgspec import structs
 from holdfast.discovery.keys import CONTROLS, HEALTH, INSTANCES, REFUSALS, REPORTS, InstanceKey, admits, parse_key
 from holdfast.discovery.keys import decode_record as decode_instance
 from holdfast.health.records import ControlRecord, HealthRecord, ReportRecord
-from holdfast.rollout.machine import Look
-from holdfast.rollout.replica import Seen, Stage, Want
+from holdfast.rollout.machine import Observation
+from holdfast.rollout.replica import DesiredState, ObservedReplica, ReplicaStage
 from holdfast.rollout.revision import Revision
-from holdfast.rollout.seeing import judged
-from holdfast.rollout.trial import Traffic
-from holdfast.supervise.replicas import Sighted
+from holdfast.rollout.seeing import with_verdict
+from holdfast.rollout.trial import RequestCounts
+from holdfast.supervise.replicas import LocalReplica
 
-UNKNOWN = "it is not in the store"
-NOBODY = "it has no worker yet"
-UNJUDGED = "no control leads that could check it"
+NOT_IN_STORE = "it is not in the store"
+NO_WORKER = "it has no worker yet"
+NO_CONTROL = "no control leads that could check it"
 
 
 def prefixes(deployment: str) -> tuple[str, ...]:
@@ -36,7 +36,7 @@ def prefixes(deployment: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class StoreObservation:
     """What the store says of a deployment's workers."""
 
     leading: dict[str, InstanceKey] = field(default_factory=dict)  # by name, without those that stand by
@@ -58,8 +58,8 @@ class Said:
     def refusal(self, where: InstanceKey) -> str:
         """Why some frontend refuses its card; "": none does."""
         instance = f"{where.instance:x}"
-        told = (report.refused[instance] for report in self.reports if instance in report.refused)
-        return self.refused.get(where.path) or next(told, "")
+        reasons = (report.refused[instance] for report in self.reports if instance in report.refused)
+        return self.refused.get(where.path) or next(reasons, "")
 
     def streams(self, engines: Collection[str]) -> int:
         """Those that a replica's engines have, and those that wait for one of its set. Those whose engine is dead and
@@ -73,7 +73,7 @@ class Said:
         return found
 
 
-def said_by(values: Mapping[str, bytes], deployment: str) -> Said:
+def observe_store(values: Mapping[str, bytes], deployment: str) -> StoreObservation:
     """From keys and values of `prefixes`; what cannot be read says nothing."""
     leading: dict[str, InstanceKey] = {}
     verdicts: dict[str, HealthRecord] = {}
@@ -94,69 +94,77 @@ def said_by(values: Mapping[str, bytes], deployment: str) -> Said:
                 refused[where.path] = value.decode(errors="replace")
         except (ValueError, RecursionError):
             continue
-    return Said(leading, verdicts, refused, tuple(reports), is_led)
+    return StoreObservation(leading, verdicts, refused, tuple(reports), is_led)
 
 
-def look_of(
-    wish: Revision,
-    here: Mapping[str, Sighted],
-    said: Said,
-    wants: Mapping[str, Want],
+def observe(
+    desired: Revision,
+    here: Mapping[str, LocalReplica],
+    store: StoreObservation,
+    desired_states: Mapping[str, DesiredState],
     *,
     room: dict[str, int] | None = None,
-    roomy: Collection[str] = (),
-    traffic: dict[str, dict[str, Traffic]] | None = None,
+    fitting: Collection[str] = (),
+    traffic: dict[str, dict[str, RequestCounts]] | None = None,
     refused: dict[str, str] | None = None,
-    unjudged: frozenset[str] = frozenset(),
-) -> Look:
-    """`wants`: what every replica was last told to do; `roomy`: those beside whom there is memory for one more;
-    `unjudged`: services whose new sets a control should check, while none leads."""
-    new = {(service, wish.sets.get(service)) for service in unjudged}
-    unknown = {name for name, one in here.items() if (one.seen.service, one.seen.set_id) in new}
-    replicas = {name: _seen(one, said, wants.get(name), proven=name not in unknown) for name, one in here.items()}
-    replicas |= {name: structs.replace(replicas[name], fits_beside=True) for name in roomy if name in replicas}
-    return Look(
-        wish=wish, replicas=replicas, room=room or {}, traffic=traffic, refused=refused or {}, unjudged=unjudged
+    unchecked: frozenset[str] = frozenset(),
+) -> Observation:
+    """Join what this machine shows with what the store says. `desired_states`: what every replica was last told to do;
+    `fitting`: replicas beside which there is memory for one more; `unchecked`: services whose new sets a control should
+    check, while none leads."""
+    new = {(service, desired.sets.get(service)) for service in unchecked}
+    unknown = {name for name, one in here.items() if (one.observed.service, one.observed.set_id) in new}
+    replicas = {
+        name: _observe_replica(one, store, desired_states.get(name), proven=name not in unknown)
+        for name, one in here.items()
+    }
+    replicas |= {name: structs.replace(replicas[name], fits_beside=True) for name in fitting if name in replicas}
+    return Observation(
+        desired=desired, replicas=replicas, room=room or {}, traffic=traffic, refused=refused or {}, unchecked=unchecked
     )
 
 
-def sources_of(here: Mapping[str, Sighted], said: Said) -> dict[str, tuple[str, str]]:
+def sources_of(here: Mapping[str, LocalReplica], store: StoreObservation) -> dict[str, tuple[str, str]]:
     """Return the service and the set of every worker that leads, by instance, and of every frontend, by process."""
     workers = {
-        f"{said.leading[name].instance:x}": (one.seen.service, one.seen.set_id)
+        f"{store.leading[name].instance:x}": (one.observed.service, one.observed.set_id)
         for one in here.values()
         for name in one.engines
-        if name in said.leading
+        if name in store.leading
     }
     frontends = [one for one in here.values() if one.frontend]
-    return workers | {one.frontend: (one.seen.service, one.seen.set_id) for one in frontends}
+    return workers | {one.frontend: (one.observed.service, one.observed.set_id) for one in frontends}
 
 
-def _seen(one: Sighted, said: Said, want: Want | None, *, proven: bool) -> Seen:
+def _observe_replica(
+    one: LocalReplica, store: StoreObservation, desired: DesiredState | None, *, proven: bool
+) -> ObservedReplica:
     """Return one replica as it is seen. It stands by when it could serve: it is loaded, and its first canary passed.
     `proven`: its set needs no verdict while no control leads."""
-    seen = _found(one, said, want, proven=proven)
-    if one.engines and seen.stage is Stage.SERVING and want is Want.STAND_BY:
-        stage = Stage.STANDBY if seen.weight > 0.0 else Stage.STARTING
+    seen = _observe_running(one, store, desired, proven=proven)
+    if one.engines and seen.stage is ReplicaStage.SERVING and desired is DesiredState.STAND_BY:
+        stage = ReplicaStage.STANDBY if seen.weight > 0.0 else ReplicaStage.STARTING
         return structs.replace(seen, stage=stage, admitted=False)
     return seen
 
 
-def _found(one: Sighted, said: Said, want: Want | None, *, proven: bool) -> Seen:
-    seen = one.seen
-    if seen.stage is not Stage.SERVING:
+def _observe_running(
+    one: LocalReplica, store: StoreObservation, desired: DesiredState | None, *, proven: bool
+) -> ObservedReplica:
+    seen = one.observed
+    if seen.stage is not ReplicaStage.SERVING:
         return seen
-    if one.frontend and not said.can_send(one.frontend):
-        return structs.replace(seen, how=seen.how or NOBODY)
+    if one.frontend and not store.can_send(one.frontend):
+        return structs.replace(seen, how=seen.how or NO_WORKER)
     if not one.engines:
         return structs.replace(seen, admitted=True, weight=1.0)
-    where = next((said.leading[name] for name in one.engines if name in said.leading), None)
+    where = next((store.leading[name] for name in one.engines if name in store.leading), None)
     if where is None:
-        return structs.replace(seen, how=seen.how or UNKNOWN)
-    instance, record = f"{where.instance:x}", said.verdicts.get(where.path)
-    stage = Stage.DRAINING if want is Want.DRAIN and not said.would_send(instance) else seen.stage
-    found = structs.replace(seen, stage=stage, admitted=said.admits(instance), streams=said.streams(one.engines))
-    refusal = said.refusal(where)
-    if record is None and not said.is_led and not refusal:
-        return structs.replace(found, weight=1.0) if proven else structs.replace(found, how=found.how or UNJUDGED)
-    return judged(found, record, refusal)
+        return structs.replace(seen, how=seen.how or NOT_IN_STORE)
+    instance, record = f"{where.instance:x}", store.verdicts.get(where.path)
+    stage = ReplicaStage.DRAINING if desired is DesiredState.DRAIN and not store.would_send(instance) else seen.stage
+    found = structs.replace(seen, stage=stage, admitted=store.admits(instance), streams=store.streams(one.engines))
+    refusal = store.refusal(where)
+    if record is None and not store.is_led and not refusal:
+        return structs.replace(found, weight=1.0) if proven else structs.replace(found, how=found.how or NO_CONTROL)
+    return with_verdict(found, record, refusal)

@@ -13,7 +13,7 @@ from holdfast.core.tasks import Tasks
 from holdfast.rollout.revision import Revision
 from holdfast.spec.jobs import Job
 from holdfast.spec.manifest.types import PLANNER
-from holdfast.supervise.changing import Changing
+from holdfast.supervise.changing import JobList
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase
 from holdfast.supervise.replicas import Sets
@@ -28,10 +28,10 @@ def has_planner(revision: Revision, sets: Sets) -> bool:
 class OwnControl:
     """One control process, which comes and goes with the need for it."""
 
-    def __init__(self, job: Job, supervisor: Supervisor, changing: Changing) -> None:
+    def __init__(self, job: Job, supervisor: Supervisor, job_list: JobList) -> None:
         self.job = job
         self._supervisor = supervisor
-        self._changing = changing
+        self._jobs = job_list
         self._change: asyncio.Task[None] | None = None
 
     def keep(self, tasks: Tasks, *, planned: bool) -> None:
@@ -40,13 +40,13 @@ class OwnControl:
         if self._change is not None and not self._change.done():
             return
         if not planned and name not in slots:
-            self._change = tasks.spawn(self._changing.add([self.job]), f"start {name}")
+            self._change = tasks.spawn(self._jobs.add([self.job]), f"start {name}")
         elif planned and name in slots and self._is_replaced():
             self._change = tasks.spawn(self.stop(), f"stop {name}")
 
     async def stop(self) -> None:
         """Stop the process and remove its records."""
-        await self._changing.remove([self.job.name])
+        await self._jobs.remove([self.job.name])
 
     def _is_replaced(self) -> bool:
         others = [slot for slot in self._supervisor.slots.values() if slot.job.name != self.job.name]

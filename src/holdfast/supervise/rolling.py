@@ -23,45 +23,45 @@ from msgspec import structs
 from holdfast.core.errors import Refused, UserError
 from holdfast.core.ports import Clock, SystemClock
 from holdfast.core.tasks import Tasks, beside, done_within
-from holdfast.discovery.keys import DEPLOYMENTS, HISTORY, STEWARDS
+from holdfast.discovery.keys import DEPLOYMENTS, HISTORY, ROLLOUT_STATUS
 from holdfast.rollout import machine, records
-from holdfast.rollout.history import KEPT, Entry, noted, surplus
-from holdfast.rollout.records import Wanted, WrittenMemory, history_key, read_entry
-from holdfast.rollout.replica import COMING, Seen, Stage
+from holdfast.rollout.history import KEPT, HistoryEntry, surplus, updated_entries
+from holdfast.rollout.records import DesiredDeployment, StateWriter, history_key, read_entry
+from holdfast.rollout.replica import DESIRED_RUNNING, ObservedReplica, ReplicaStage
 from holdfast.rollout.status import report
-from holdfast.rollout.steward import Steward, encode
-from holdfast.rollout.wishes import is_gone, on_trial, wish_of, worked_at
+from holdfast.rollout.steward import RolloutStatus, encode
+from holdfast.rollout.wishes import active_revision, desired_revision, is_gone, new_sets
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.secrets import Digests
 from holdfast.spec.manifest.types import WORKER, Manifest
 from holdfast.store.contract import Registration, Store, StoreUnavailable
 from holdfast.store.mirror import Mirror
-from holdfast.supervise.changing import Changing
+from holdfast.supervise.changing import JobList
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Life
 from holdfast.supervise.machine import Phase as JobPhase
-from holdfast.supervise.outlook import look_of, prefixes, said_by, sources_of
+from holdfast.supervise.outlook import observe, observe_store, prefixes, sources_of
 from holdfast.supervise.own_control import OwnControl, has_planner
 from holdfast.supervise.replicas import (
-    Ground,
-    Sighted,
-    Whose,
+    LocalReplica,
+    ReplicaId,
+    StartContext,
     jobs_of,
+    observe_processes,
     refused_of,
+    replica_id_of,
     room_of,
-    roomy_of,
     sets_of,
-    sighted,
-    whose,
+    with_memory_beside,
 )
-from holdfast.supervise.seats import Taken, taken_by
+from holdfast.supervise.seats import DeviceClaim, device_claims
 from holdfast.supervise.traffic import SetTraffic
 
-LOOK_S = 0.5  # between two looks, where the store tells of nothing: processes become ready, and leave
+OBSERVE_S = 0.5  # between two looks, where the store tells of nothing: processes become ready, and leave
 HEARD_S = 0.5  # for a frontend to read that it is replaced before it is asked to leave: it leaves otherwise then
 
 
-class Rolling:
+class RolloutController:
     """One deployment's rollouts."""
 
     def __init__(
@@ -69,10 +69,10 @@ class Rolling:
         name: str,
         store: Store,
         supervisor: Supervisor,
-        changing: Changing,
-        ground: Ground,
+        job_list: JobList,
+        context: StartContext,
         *,
-        place: Steward,
+        status: RolloutStatus,
         tell: Callable[[str], None],
         control: OwnControl | None = None,
         clock: Clock | None = None,
@@ -80,24 +80,24 @@ class Rolling:
         self.name = name
         self._store = store
         self._supervisor = supervisor
-        self._changing = changing
-        self.ground = ground
-        self.steward = place  # what it tells of itself, to whoever waits
+        self._jobs = job_list
+        self.context = context
+        self.status = status  # what it tells of itself, to whoever waits
         self._tell = tell
         self._control = control
         self._clock = clock or SystemClock()
         self._mirror = Mirror(store, (DEPLOYMENTS + name, f"{HISTORY}{name}/", *prefixes(name)))
-        self._written = WrittenMemory(store, name)
-        self.memory = machine.NOTHING
+        self._writer = StateWriter(store, name)
+        self.state = machine.NOTHING
         self._manifests: dict[str, Manifest | None] = {}  # by text
-        self._troubles: dict[str, Sighted] = {}  # of replicas that could not be started
+        self._not_started: dict[str, LocalReplica] = {}  # of replicas that could not be started
         self._traffic = SetTraffic()
-        self._deeds = Tasks(f"rollouts of {name}")
+        self._tasks = Tasks(f"rollouts of {name}")
         self._registered: Registration | None = None
         self._is_adopted = False  # what an earlier supervisor left was looked at
 
     def __repr__(self) -> str:
-        return f"<rollouts of {self.name}: {self.memory.phase}, revision {self.memory.target.number}>"
+        return f"<rollouts of {self.name}: {self.state.phase}, revision {self.state.target.number}>"
 
     async def run(self) -> None:
         """Until the deployment was deleted and is gone. Overtaken, if another carries it out."""
@@ -105,176 +105,190 @@ class Rolling:
             async with beside(self._mirror.run(), "what the store says"):
                 await self._mirror.whole.wait()
                 await self._open()
-                self._registered = self._store.register(STEWARDS + self.name, encode(self.steward))
-                while not await self._turn():
-                    await done_within(self._mirror.news.wait(), LOOK_S)
+                self._registered = self._store.register(ROLLOUT_STATUS + self.name, encode(self.status))
+                while not await self._reconcile():
+                    await done_within(self._mirror.news.wait(), OBSERVE_S)
         finally:
             if self._registered is not None:
                 await self._registered.withdraw()
-            await self._deeds.stop()
+            await self._tasks.stop()
 
     async def _open(self) -> None:
         while True:
             try:
-                self.memory = await self._written.open(self._clock.unix_s())
+                self.state = await self._writer.open(self._clock.unix_s())
             except StoreUnavailable as error:
-                self._wait_for(str(error))
+                self._report_trouble(str(error))
             else:
                 return
 
     # -- one turn
 
-    async def _turn(self) -> bool:
+    async def _reconcile(self) -> bool:
         """Whether it is gone for good."""
         self._mirror.news.clear()
         try:
-            wanted, manifest = self._wanted()
-            self._complete()
-            look, now_s = self._look(wanted, manifest), self._clock.unix_s()
-            memory, acts = machine.step(self.memory, look, now_s)
-            await self._written.write(memory)
-            self.memory = memory
-            self._carry_out(acts)
-            await self._keep_history(wanted)
-            self._say(serial=wanted.serial, report=report(memory, look, now_s), trouble="")
-            if is_gone(wanted, memory):
+            deployment, manifest = self._desired()
+            self._complete_adopted()
+            observation, now_s = self._observe(deployment, manifest), self._clock.unix_s()
+            state, actions = machine.step(self.state, observation, now_s)
+            await self._writer.write(state)
+            self.state = state
+            self._carry_out(actions)
+            await self._keep_history(deployment)
+            self._update_status(serial=deployment.serial, report=report(state, observation, now_s), trouble="")
+            if is_gone(deployment, state):
                 if self._control is not None:
                     await self._control.stop()  # it would write verdicts on
                 await records.forget(self._store, self.name)
                 return True
         except (StoreUnavailable, UserError) as error:
-            self._wait_for(str(error))
+            self._report_trouble(str(error))
         return False
 
-    def _wanted(self) -> tuple[Wanted, Manifest]:
+    def _desired(self) -> tuple[DesiredDeployment, Manifest]:
         """UserError says why nothing can be done."""
         data = self._mirror.values.get(DEPLOYMENTS + self.name)
         if data is None:
             raise UserError(f"no manifest of {self.name} has been applied yet")
-        wanted = records.read_wanted(self.name, data)
-        manifest = self._manifest(wanted.manifest)
+        deployment = records.decode_desired(self.name, data)
+        manifest = self._manifest(deployment.manifest)
         if manifest is None:
-            raise UserError(f"the manifest of revision {wanted.revision} of {self.name} cannot be read here")
-        return wanted, manifest
+            raise UserError(f"the manifest of revision {deployment.revision} of {self.name} cannot be read here")
+        return deployment, manifest
 
-    def _look(self, wanted: Wanted, manifest: Manifest) -> machine.Look:
-        wish, memory = wish_of(wanted, manifest), self.memory
-        known = [wish, memory.target, *([memory.stable] if memory.stable is not None else [])]
+    def _observe(self, deployment: DesiredDeployment, manifest: Manifest) -> machine.Observation:
+        desired, state = desired_revision(deployment, manifest), self.state
+        known = [desired, state.target, *([state.stable] if state.stable is not None else [])]
         services = {service for one in known for service in one.parts}
-        wants = {name: one.want for name, one in memory.replicas.items()}
-        said, here, now_s = said_by(self._mirror.values, self.name), self._here(services), self._clock.unix_s()
-        self._traffic.take(said.reports, sources_of(here, said), now_s)
-        there = Counter(one.service for one in memory.replicas.values())
-        next_one, taken = worked_at(wish, memory), self._taken()
-        sets = sets_of([(manifest, wanted.secret_digests)] if next_one is wish else self._kept())
-        room = room_of(next_one, there, sets, self.ground, taken)
-        roomy = roomy_of(next_one, sets, self.ground, taken, self._seated(services))
-        brought, since_s = on_trial(wish, memory, now_s)
+        desired_states = {name: one.desired for name, one in state.replicas.items()}
+        store, here, now_s = (
+            observe_store(self._mirror.values, self.name),
+            self._local_replicas(services),
+            self._clock.unix_s(),
+        )
+        self._traffic.take(store.reports, sources_of(here, store), now_s)
+        there = Counter(one.service for one in state.replicas.values())
+        active, claims = active_revision(desired, state), self._device_claims()
+        sets = sets_of([(manifest, deployment.secret_digests)] if active is desired else self._kept_manifests())
+        room = room_of(active, there, sets, self.context, claims)
+        fitting = with_memory_beside(active, sets, self.context, claims, self._devices_of(services))
+        brought, since_s = new_sets(desired, state, now_s)
         traffic = self._traffic.of(now_s, brought, since_s)
-        refused = refused_of(next_one, sets, self.ground)
-        if self._control is not None and not wanted.deleted:
-            self._control.keep(self._deeds, planned=has_planner(next_one, sets))
-        workers = manifest.of_type(WORKER) if next_one is wish and not said.is_led else ()
-        unjudged = frozenset(service for service, _ in brought if service in workers)
-        return look_of(
-            wish, here, said, wants, room=room, roomy=roomy, traffic=traffic, refused=refused, unjudged=unjudged
+        refused = refused_of(active, sets, self.context)
+        if self._control is not None and not deployment.deleted:
+            self._control.keep(self._tasks, planned=has_planner(active, sets))
+        workers = manifest.of_type(WORKER) if active is desired and not store.is_led else ()
+        unchecked = frozenset(service for service, _ in brought if service in workers)
+        return observe(
+            desired,
+            here,
+            store,
+            desired_states,
+            room=room,
+            fitting=fitting,
+            traffic=traffic,
+            refused=refused,
+            unchecked=unchecked,
         )
 
-    def _here(self, services: set[str]) -> dict[str, Sighted]:
+    def _local_replicas(self, services: set[str]) -> dict[str, LocalReplica]:
         """The replicas that have processes here, and those that could not be started."""
-        found: dict[Whose, dict[str, tuple[str, Life]]] = {}
+        found: dict[ReplicaId, dict[str, tuple[str, Life]]] = {}
         for name, slot in self._supervisor.slots.items():
-            whom = whose(name, self.name, services) if slot.job.deployment == self.name else None
-            if whom is not None and slot.life.phase is not JobPhase.OVER:
-                found.setdefault(whom, {})[name] = (slot.job.role, slot.life)
-        replicas = self.memory.replicas
-        wanted = {name for name, one in replicas.items() if one.want in COMING}
-        self._troubles = {name: one for name, one in self._troubles.items() if name in wanted}
-        return self._troubles | {whom.name: sighted(whom, processes) for whom, processes in found.items()}
+            replica_id = replica_id_of(name, self.name, services) if slot.job.deployment == self.name else None
+            if replica_id is not None and slot.life.phase is not JobPhase.OVER:
+                found.setdefault(replica_id, {})[name] = (slot.job.role, slot.life)
+        replicas = self.state.replicas
+        deployment = {name for name, one in replicas.items() if one.desired in DESIRED_RUNNING}
+        self._not_started = {name: one for name, one in self._not_started.items() if name in deployment}
+        return self._not_started | {
+            replica_id.name: observe_processes(replica_id, processes) for replica_id, processes in found.items()
+        }
 
     # -- what is to be done
 
-    def _carry_out(self, acts: tuple[machine.Act, ...]) -> None:
-        for act in acts:
-            match act:
-                case machine.Start():
-                    self._start(act)
-                case machine.Stop(name):
+    def _carry_out(self, actions: tuple[machine.RolloutAction, ...]) -> None:
+        for action in actions:
+            match action:
+                case machine.StartReplica():
+                    self._start(action)
+                case machine.StopReplica(name):
                     self._stop(name)
-                case machine.Drain(name) if not self._is_worker(name):
+                case machine.DrainReplica(name) if not self._is_worker(name):
                     self._stop(name, after_s=HEARD_S)
-                case machine.Tell(text):
+                case machine.LogLine(text):
                     self._tell(f"{self.name}: {text}")
 
-    def _start(self, start: machine.Start) -> None:
+    def _start(self, start: machine.StartReplica) -> None:
         try:
-            beside = self._seated([start.service]).get(start.beside, ())
-            jobs = jobs_of(start, sets_of(self._kept()), self.ground, self._taken(), beside)
+            beside = self._devices_of([start.service]).get(start.beside, ())
+            jobs = jobs_of(start, sets_of(self._kept_manifests()), self.context, self._device_claims(), beside)
         except Refused as error:
-            seen = Seen(service=start.service, set_id=start.set_id, stage=Stage.STARTING)
-            self._troubles[start.name] = Sighted(structs.replace(seen, trouble=f"cannot be started: {error}"))
+            seen = ObservedReplica(service=start.service, set_id=start.set_id, stage=ReplicaStage.STARTING)
+            self._not_started[start.name] = LocalReplica(structs.replace(seen, trouble=f"cannot be started: {error}"))
             return
-        self._changing.enter(jobs)  # at once: the next that is started finds its devices taken
-        self._deeds.spawn(self._changing.add(jobs), f"start {start.name}")
+        self._jobs.enter(jobs)  # at once: the next that is started finds its devices taken
+        self._tasks.spawn(self._jobs.add(jobs), f"start {start.name}")
 
-    def _complete(self) -> None:
+    def _complete_adopted(self) -> None:
         """Once: an earlier supervisor may not have lived to start all processes of a replica. Those that are there stay
         as they are."""
-        for name, one in self.memory.replicas.items() if not self._is_adopted else ():
-            if one.want in COMING and self._processes(name):
-                self._start(machine.Start(name, one.service, one.set_id, one.beside))
+        for name, one in self.state.replicas.items() if not self._is_adopted else ():
+            if one.desired in DESIRED_RUNNING and self._processes(name):
+                self._start(machine.StartReplica(name, one.service, one.set_id, one.beside))
         self._is_adopted = True
 
-    def _taken(self) -> list[Taken]:
-        return taken_by((slot.job for slot in self._supervisor.slots.values()), self.ground.needs)
+    def _device_claims(self) -> list[DeviceClaim]:
+        return device_claims((slot.job for slot in self._supervisor.slots.values()), self.context.needs)
 
-    def _seated(self, services: Collection[str]) -> dict[str, list[str]]:
+    def _devices_of(self, services: Collection[str]) -> dict[str, list[str]]:
         """The devices of every replica that has any."""
         seated: dict[str, list[str]] = {}
-        for one in self._taken():
-            if (whom := whose(one.process, self.name, services)) is not None:
-                seated.setdefault(whom.name, []).append(one.seat.device)
+        for one in self._device_claims():
+            if (replica_id := replica_id_of(one.process, self.name, services)) is not None:
+                seated.setdefault(replica_id.name, []).append(one.seat.device)
         return seated
 
     def _stop(self, replica: str, after_s: float = 0.0) -> None:
-        self._deeds.spawn(self._remove(replica, self._processes(replica), after_s), f"stop {replica}")
+        self._tasks.spawn(self._remove(replica, self._processes(replica), after_s), f"stop {replica}")
 
     async def _remove(self, replica: str, processes: list[str], after_s: float) -> None:
         await asyncio.sleep(after_s)
-        known = self.memory.replicas.get(replica)
-        if known is None or known.want not in COMING:  # else it was called back meanwhile
-            await self._changing.remove(processes)
+        known = self.state.replicas.get(replica)
+        if known is None or known.desired not in DESIRED_RUNNING:  # else it was called back meanwhile
+            await self._jobs.remove(processes)
 
     def _processes(self, replica: str) -> list[str]:
-        one = self.memory.replicas[replica]
-        whom = Whose(replica, one.service, one.set_id)
-        return [name for name in self._supervisor.slots if whose(name, self.name, [one.service]) == whom]
+        one = self.state.replicas[replica]
+        replica_id = ReplicaId(replica, one.service, one.set_id)
+        return [name for name in self._supervisor.slots if replica_id_of(name, self.name, [one.service]) == replica_id]
 
     def _is_worker(self, replica: str) -> bool:
         return any(self._supervisor.slots[name].job.role == "worker" for name in self._processes(replica))
 
     # -- what is kept
 
-    async def _keep_history(self, wanted: Wanted) -> None:
+    async def _keep_history(self, deployment: DesiredDeployment) -> None:
         """Write what became of each revision, as the memory knows it."""
         entries = self._entries()
-        if wanted.revision not in {entry.number for entry in entries}:
-            await records.note_asked(self._store, self.name, wanted)
-        for entry in noted(entries, self.memory):
-            await records.note(self._store, self.name, entry)
-        for number in surplus(entries, self.memory):
+        if deployment.revision not in {entry.number for entry in entries}:
+            await records.add_to_history(self._store, self.name, deployment)
+        for entry in updated_entries(entries, self.state):
+            await records.write_entry(self._store, self.name, entry)
+        for number in surplus(entries, self.state):
             await self._store.delete(history_key(self.name, number), records.TIMEOUT_S)
 
-    def _entries(self) -> list[Entry]:
+    def _entries(self) -> list[HistoryEntry]:
         values = self._mirror.values.items()
         read = [read_entry(key, value) for key, value in values if key.startswith(f"{HISTORY}{self.name}/")]
         return [entry for entry in read if entry is not None]
 
-    def _kept(self) -> list[tuple[Manifest, Digests]]:
+    def _kept_manifests(self) -> list[tuple[Manifest, Digests]]:
         """The manifests that are kept, oldest first, what is wanted now last; each with its secrets' hashes."""
-        wanted, manifest = self._wanted()
+        deployment, manifest = self._desired()
         kept = ((self._manifest(entry.manifest), entry.secret_digests) for entry in self._entries())
-        return [*((one, digests) for one, digests in kept if one is not None), (manifest, wanted.secret_digests)]
+        return [*((one, digests) for one, digests in kept if one is not None), (manifest, deployment.secret_digests)]
 
     def _manifest(self, text: str) -> Manifest | None:
         if text not in self._manifests:
@@ -283,13 +297,13 @@ class Rolling:
             self._manifests[text] = check(text.encode()).manifest
         return self._manifests[text]
 
-    def _wait_for(self, why: str) -> None:
-        if why != self.steward.trouble:
+    def _report_trouble(self, why: str) -> None:
+        if why != self.status.trouble:
             self._tell(f"{self.name}: {why}")
-        self._say(trouble=why)
+        self._update_status(trouble=why)
 
-    def _say(self, **news: Any) -> None:
-        told = structs.replace(self.steward, **news)
-        if told != self.steward and self._registered is not None:
+    def _update_status(self, **news: Any) -> None:
+        told = structs.replace(self.status, **news)
+        if told != self.status and self._registered is not None:
             self._registered.update(encode(told))
-        self.steward = told
+        self.status = told

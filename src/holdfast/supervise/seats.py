@@ -22,20 +22,20 @@ from holdfast.spec.jobs import Job
 from holdfast.spec.launch import VaultLaunch, WorkerLaunch
 from holdfast.spec.names import is_host
 
-NOWHERE = WorkerLaunch().failover.device  # of a worker that was given no device
-Needs = Callable[[WorkerLaunch], int]  # bytes on each of its devices, weights and KV; 0: nobody knows
+NO_DEVICE = WorkerLaunch().failover.device  # of a worker that was given no device
+MemoryNeeds = Callable[[WorkerLaunch], int]  # bytes on each of its devices, weights and KV; 0: nobody knows
 
 
 def mib(size: int, *, up: bool = False) -> str:
     return f"{-(-size // 2**20) if up else size // 2**20:,} MiB"
 
 
-def unknown(_launch: WorkerLaunch) -> int:
+def unknown_needs(_launch: WorkerLaunch) -> int:
     return 0
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class DeviceClaim:
     """A process's memory on a device."""
 
     process: str
@@ -51,29 +51,29 @@ class Devices:
     sharing: int = 1  # replicas that have a place on one device
     has_bytes: Mapping[str, int] = field(default_factory=dict)  # where it is known
 
-    def free(self, ranks: int, taken: Collection[Taken]) -> list[DeviceSlot]:
+    def free(self, ranks: int, claims: Collection[DeviceClaim]) -> list[DeviceSlot]:
         """The first places that nobody has; Refused, where there are too few."""
         if not self.names:
-            there = {one.seat.device for one in taken}
+            there = {one.seat.device for one in claims}
             new = (device for number in count(1) if (device := f"host-{number}") not in there)
             return [DeviceSlot(device, device) for device in islice(new, ranks)]
-        places = self.places(taken)[:ranks]
+        places = self.places(claims)[:ranks]
         if len(places) < ranks:
             raise Refused(f"{ranks} {self._word} are needed, and {len(places)} are free")
-        return self.seats(places, taken)
+        return self.seats(places, claims)
 
     @property
     def _word(self) -> str:
         return "devices" if all(map(is_host, self.names)) else "GPUs"
 
-    def places(self, taken: Collection[Taken]) -> list[str]:
+    def places(self, claims: Collection[DeviceClaim]) -> list[str]:
         """The devices of free places, one after the other before any has a second."""
-        used = Counter(one.seat.device for one in taken)
+        used = Counter(one.seat.device for one in claims)
         return [device for turn in range(self.sharing) for device in self.names if used[device] <= turn]
 
-    def seats(self, devices: Iterable[str], taken: Collection[Taken]) -> list[DeviceSlot]:
+    def seats(self, devices: Iterable[str], claims: Collection[DeviceClaim]) -> list[DeviceSlot]:
         """Seats on these devices, whoever is there, each with a socket of its own."""
-        sockets = {one.seat.socket_name for one in taken}
+        sockets = {one.seat.socket_name for one in claims}
         found = []
         for device in devices:
             names = (f"{device}.{turn}" if turn > 1 else device for turn in count(1))
@@ -96,26 +96,26 @@ class Devices:
         there = f"only {len(large)} has that" if large else f"none has more than {most}"
         return f"it needs {mib(needed_bytes, up=True)} of memory on {where}, and {there}"
 
-    def fits(self, devices: Collection[str], needed_bytes: int, taken: Collection[Taken]) -> bool:
+    def fits(self, devices: Collection[str], needed_bytes: int, claims: Collection[DeviceClaim]) -> bool:
         """Whether one more, that needs so much on each of these, finds it there; 0: nobody knows how much it needs."""
-        return needed_bytes > 0 and all(needed_bytes <= self._left_bytes(device, taken) for device in devices)
+        return needed_bytes > 0 and all(needed_bytes <= self._left_bytes(device, claims) for device in devices)
 
-    def _left_bytes(self, device: str, taken: Collection[Taken]) -> int:
-        promised = [one.promised_bytes for one in taken if one.seat.device == device]
+    def _left_bytes(self, device: str, claims: Collection[DeviceClaim]) -> int:
+        promised = [one.promised_bytes for one in claims if one.seat.device == device]
         return self.has_bytes.get(device, 0) - sum(promised) if all(promised) else 0
 
 
-def taken_by(jobs: Iterable[Job], needs: Needs = unknown) -> list[Taken]:
+def device_claims(jobs: Iterable[Job], needs: MemoryNeeds = unknown_needs) -> list[DeviceClaim]:
     """By vaults, and by workers that were given a device and have no vault."""
     found = []
     for job in jobs:
         if job.role == "vault":
             vault = msgspec.json.decode(job.settings, type=VaultLaunch)
             name = vault.socket_path.rpartition("/gms_")[2].removesuffix(".sock")
-            found.append(Taken(job.name, DeviceSlot(vault.device, name), vault.budget_bytes))
+            found.append(DeviceClaim(job.name, DeviceSlot(vault.device, name), vault.budget_bytes))
         elif job.role == "worker":
             worker = msgspec.json.decode(job.settings, type=WorkerLaunch)
             device = worker.failover.device
-            if not worker.failover.vault_socket and device != NOWHERE:
-                found.append(Taken(job.name, DeviceSlot(device, device), needs(worker)))
+            if not worker.failover.vault_socket and device != NO_DEVICE:
+                found.append(DeviceClaim(job.name, DeviceSlot(device, device), needs(worker)))
     return found

@@ -28,7 +28,7 @@ TIMELINE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class EngineGroup:
     """An active, its standbys, and how it came to be the active."""
 
     name: str
@@ -61,17 +61,17 @@ def _and(names: Sequence[str]) -> str:
     return " and ".join(names)
 
 
-def groups_of(statuses: Sequence[Status]) -> list[Group]:
+def groups_of(statuses: Sequence[Status]) -> list[EngineGroup]:
     """Every group there is, in the order of its first member."""
     names = dict.fromkeys(status.group for status in statuses if status.group)
     return [_group(name, tuple(status for status in statuses if status.group == name)) for name in names]
 
 
-def _group(name: str, members: tuple[Status, ...]) -> Group:
+def _group(name: str, members: tuple[Status, ...]) -> EngineGroup:
     active = [member for member in members if member.lifecycle == "active"]
     # Two would be a bug of the election; the newer epoch is the one that the vault admits.
     leader = max(active, key=lambda member: member.epoch or 0, default=None)
-    return Group(name, leader, members)
+    return EngineGroup(name, leader, members)
 
 
 def with_groups(statuses: Sequence[Status], grouped: dict[str, str]) -> list[Status]:
@@ -82,7 +82,7 @@ def with_groups(statuses: Sequence[Status], grouped: dict[str, str]) -> list[Sta
     return [_complete(status, leaders[status.name]) if status.name in leaders else status for status in known]
 
 
-def _complete(active: Status, group: Group) -> Status:
+def _complete(active: Status, group: EngineGroup) -> Status:
     if not active.failover:
         return active
     return structs.replace(active, failover=with_new_standby(active.failover, group.members))

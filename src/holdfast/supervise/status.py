@@ -16,7 +16,7 @@ from holdfast.core.address import TcpAddress, parse_address
 from holdfast.core.ports import Network
 from holdfast.core.procfs import read_process
 from holdfast.health.history import WorkerError
-from holdfast.supervise.asking import ask
+from holdfast.supervise.asking import get_facts
 from holdfast.supervise.records import Record, read_records
 
 ANSWER_S = 1.0  # a live process answers in milliseconds; a person waits at most this long
@@ -76,7 +76,7 @@ async def _look_at(record: Record, network: Network, bound_s: float) -> Page:
     state = kernel_state(record)
     facts: dict[str, Any] = {}
     if state == "ready" and record.status:
-        found = await ask(parse_address(record.status), network, bound_s)
+        found = await get_facts(parse_address(record.status), network, bound_s)
         # Who just left closes its page a moment before it ends.
         facts = found if found is not None else {"status": "silent" if record.alive else "dead"}
         state = shown_state(facts)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 
 from holdfast.health.records import ReportRecord
-from holdfast.rollout.trial import Traffic
+from holdfast.rollout.trial import RequestCounts
 
 WINDOW_S = 60.0
 LISTENED_S = 10.0  # before that nobody can say how much is asked for: frontends report once a second
@@ -54,17 +54,17 @@ class SetTraffic:
 
     def of(
         self, now_s: float, brought: Collection[Set] = (), since_s: float = 0.0
-    ) -> dict[str, dict[str, Traffic]] | None:
+    ) -> dict[str, dict[str, RequestCounts]] | None:
         """What happened within the window; of sets that a revision brings only since then, for they may have been tried
         before. None: there are workers, and it was not listened for long enough yet."""
         if self._began_s is not None and now_s < self._began_s + LISTENED_S:
             return None
-        sums: dict[str, dict[str, Traffic]] = {}
+        sums: dict[str, dict[str, RequestCounts]] = {}
         for at_s, one, (attempts, failed) in self._happened:
             if one not in brought or at_s >= since_s:
                 own = sums.setdefault(one[0], {})
-                before = own.get(one[1], Traffic())
-                own[one[1]] = Traffic(before.attempts + attempts, before.failed + failed)
+                before = own.get(one[1], RequestCounts())
+                own[one[1]] = RequestCounts(before.attempts + attempts, before.failed + failed)
         return sums
 
 

@@ -19,7 +19,7 @@ from holdfast.core.procfs import boot_id, is_ending, pid_namespace, read_process
 from holdfast.health.liveness import TICK_S, Liveness, LivenessChanged, stopped_reason
 from holdfast.health.watcher import BeatWatcher, Finding, probe
 from holdfast.spec.launch import Probes
-from holdfast.supervise.asking import ask_status
+from holdfast.supervise.asking import get_status
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase, answer_of, weigh
 from holdfast.supervise.notes import Slot
@@ -153,7 +153,7 @@ class Watching:
         address = parse_address(status)
         paths = ("/live", "/health")
         (live, reason), (ready, _) = await asyncio.gather(
-            *(ask_status(address, self._network, probes.timeout_s, path) for path in paths)
+            *(get_status(address, self._network, probes.timeout_s, path) for path in paths)
         )
         if slot.life.pid != pid or slot.life.phase is not Phase.READY:
             return

@@ -24,7 +24,7 @@ from holdfast.core.procfs import is_ending
 from holdfast.failover.journal import Term, read_terms
 from holdfast.health.shown import VerdictShown
 from holdfast.spec.jobs import Job
-from holdfast.supervise.asking import ask
+from holdfast.supervise.asking import get_facts
 from holdfast.supervise.incidents import (
     INCIDENTS_MAX,
     Incident,
@@ -53,7 +53,7 @@ GIVEN_UP_S = 120.0  # what nobody has said by then nobody will
 Key = tuple[float, str]  # when, and who
 
 
-class Witness:
+class IncidentRecorder:
     """Keeps the incidents of one state directory; `apart`: of one supervisor among several there, by its name."""
 
     def __init__(self, state_dir: Path, clock: Clock, apart: str = "") -> None:
@@ -167,7 +167,9 @@ class Witness:
             await asyncio.sleep(LOOK_S)
             records = read_records(self._state_dir)
             asked = [record for record in records if record.role == "control" and record.status]
-            answers = await asyncio.gather(*(ask(parse_address(record.status), network, LOOK_S) for record in asked))
+            answers = await asyncio.gather(
+                *(get_facts(parse_address(record.status), network, LOOK_S) for record in asked)
+            )
             page = decided([facts for facts in answers if facts is not None])
             if page is not None and page.leads:
                 # A name may be that of one before, or of one elsewhere: of ours the one that has it now is meant.
@@ -240,11 +242,13 @@ PARTS_LOOK_S = 1.0  # between two looks for new ones
 MISSED_LOOK_S = 0.1  # while one is missed: its peer has another within a second
 
 
-class Parts:
+class PartProcesses:
     """Processes that a job starts and looks after itself: not the supervisor's to start again, but its to write down
     when one ends alone. Holds every part of the jobs in `whole`, by its pidfd, from the first look at its record on."""
 
-    def __init__(self, state_dir: Path, processes: Processes, whole: Mapping[str, Slot], witness: Witness) -> None:
+    def __init__(
+        self, state_dir: Path, processes: Processes, whole: Mapping[str, Slot], witness: IncidentRecorder
+    ) -> None:
         self._state_dir = state_dir
         self._processes = processes
         self._whole = whole

@@ -18,9 +18,9 @@ from holdfast.discovery.keys import ROLLOUTS
 from holdfast.roles.engines import memory_needed
 from holdfast.roles.rolled import Rolled, Site
 from holdfast.rollout import machine
-from holdfast.rollout.machine import Memory, Phase
-from holdfast.rollout.records import applied, ask
-from holdfast.rollout.replica import Want
+from holdfast.rollout.machine import RolloutPhase, RolloutState
+from holdfast.rollout.records import applied, change_desired
+from holdfast.rollout.replica import DesiredState
 from holdfast.rollout.wishes import revision_of
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.spec.manifest.checking import check
@@ -67,9 +67,9 @@ def fates(answers: list[Answer]) -> list[tuple[str, bool | None]]:
     return [(one.wrong, one.exact) for one in answers]
 
 
-def wants_of(memory: Memory) -> list[Want]:
+def wants_of(memory: RolloutState) -> list[DesiredState]:
     """What is wanted of each worker, the oldest first."""
-    return [one.want for one in memory.replicas.values() if one.service == "Worker"]
+    return [one.desired for one in memory.replicas.values() if one.service == "Worker"]
 
 
 class Mortal(DeploymentRig):
@@ -100,9 +100,9 @@ class Mortal(DeploymentRig):
     async def apply(self, text: str) -> None:
         manifest = check(text.encode()).manifest
         assert manifest is not None
-        await ask(self.store, manifest.name, applied(text, revision_of(manifest, 1).digest, time.time()))
+        await change_desired(self.store, manifest.name, applied(text, revision_of(manifest, 1).digest, time.time()))
 
-    async def until(self, met: Callable[[Memory], Any], what: str) -> Memory:
+    async def until(self, met: Callable[[RolloutState], Any], what: str) -> RolloutState:
         """The rollout's memory, once it is so."""
         end_s = time.monotonic() + WAIT_S
         while True:
@@ -112,10 +112,10 @@ class Mortal(DeploymentRig):
             assert time.monotonic() < end_s, f"waited for {what}: {memory} {self.logs()}"
             await asyncio.sleep(0.05)
 
-    async def in_place(self, number: int) -> Memory:
-        return await self.until(lambda it: it.phase is Phase.STEADY and it.target.number == number, f"{number}")
+    async def in_place(self, number: int) -> RolloutState:
+        return await self.until(lambda it: it.phase is RolloutPhase.STEADY and it.target.number == number, f"{number}")
 
-    async def _memory(self) -> Memory | None:
+    async def _memory(self) -> RolloutState | None:
         try:
             data = await self.store.get(ROLLOUTS + "swap", 5.0)
         except StoreUnavailable:

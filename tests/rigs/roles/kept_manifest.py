@@ -16,14 +16,14 @@ from holdfast.core.ports import SystemClock
 from holdfast.core.tasks import beside
 from holdfast.roles.rolled import Rolled, Site
 from holdfast.roles.running import child_command, log_dir
-from holdfast.rollout.machine import Phase
-from holdfast.rollout.records import applied, ask
+from holdfast.rollout.machine import RolloutPhase
+from holdfast.rollout.records import applied, change_desired
 from holdfast.rollout.wishes import revision_of
 from holdfast.spec.manifest.checking import check
 from holdfast.store.opening import open_store
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.processes import LocalProcesses
-from holdfast.supervise.rolling import Rolling
+from holdfast.supervise.rolling import RolloutController
 from holdfast.testing.rig import DeploymentRig
 from holdfast.wire.net import SocketNetwork
 
@@ -38,7 +38,7 @@ class Kept(DeploymentRig):
         self.told: list[str] = []
 
     @contextlib.asynccontextmanager
-    async def kept(self, text: str, *, hosts: int = 0, host_bytes: int = 0) -> AsyncIterator[Rolling]:
+    async def kept(self, text: str, *, hosts: int = 0, host_bytes: int = 0) -> AsyncIterator[RolloutController]:
         """From its first look on; what is asked for is what the store holds, and `text` where it holds nothing."""
         site = Site(state_dir=str(self.folder), manifest=text, environ=self.env, port=self.port)
         rolled = Rolled(structs.replace(site, hosts=hosts, host_bytes=host_bytes))
@@ -62,12 +62,12 @@ class Kept(DeploymentRig):
             supervisor.kill()
             await supervisor.stop()
 
-    async def apply(self, rolling: Rolling, text: str) -> int:
+    async def apply(self, rolling: RolloutController, text: str) -> int:
         """The number of the revision that it is."""
         manifest = check(text.encode()).manifest
         assert manifest is not None
         digest = revision_of(manifest, 1).digest
-        return (await ask(self.store, rolling.name, applied(text, digest, time.time()))).revision
+        return (await change_desired(self.store, rolling.name, applied(text, digest, time.time()))).revision
 
     async def until(self, met: Callable[[], Any], what: str) -> None:
         end_s = time.monotonic() + WAIT_S
@@ -76,9 +76,9 @@ class Kept(DeploymentRig):
             assert time.monotonic() < end_s, f"waited for {what}: {self.told} {self.logs()}"
             await asyncio.sleep(0.05)
 
-    async def in_place(self, rolling: Rolling, number: int) -> None:
+    async def in_place(self, rolling: RolloutController, number: int) -> None:
         await self.until(
-            lambda: rolling.memory.phase is Phase.STEADY and rolling.memory.target.number == number, f"{number}"
+            lambda: rolling.state.phase is RolloutPhase.STEADY and rolling.state.target.number == number, f"{number}"
         )
 
     def workers(self) -> list[str]:

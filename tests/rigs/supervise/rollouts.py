@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.tasks import beside
-from holdfast.rollout.history import Entry
-from holdfast.rollout.machine import Phase
-from holdfast.rollout.records import Wanted, applied, ask, read_entry
-from holdfast.rollout.steward import Steward
+from holdfast.rollout.history import HistoryEntry
+from holdfast.rollout.machine import RolloutPhase
+from holdfast.rollout.records import DesiredDeployment, applied, change_desired, read_entry
+from holdfast.rollout.steward import RolloutStatus
 from holdfast.rollout.wishes import revision_of
 from holdfast.spec.jobs import Job
 from holdfast.spec.manifest.checking import check
@@ -22,10 +22,10 @@ from holdfast.spec.manifest.local import Machine
 from holdfast.store.contract import Snapshot, Store, StoreUnavailable
 from holdfast.supervise import machine as life_machine
 from holdfast.supervise import rolling as rolling_shell
-from holdfast.supervise.changing import Changing, kept_jobs
+from holdfast.supervise.changing import JobList, kept_jobs
 from holdfast.supervise.loop import Supervisor
-from holdfast.supervise.replicas import Ground
-from holdfast.supervise.rolling import Rolling
+from holdfast.supervise.replicas import StartContext
+from holdfast.supervise.rolling import RolloutController
 from tests.rigs.store.served import served_store
 from tests.rigs.supervise.supervisors import World
 
@@ -48,7 +48,7 @@ spec:
       envs: [{name: VERSION, value: "VALUE"}]
       rollout: {progressDeadlineSeconds: 400}
 """
-HERE = Steward(pid=1, host="here", state_dir="/s")
+HERE = RolloutStatus(pid=1, host="here", state_dir="/s")
 FASTER = 20.0  # a rollout's clock: its deadlines are minutes
 LOOK_S = 0.05  # its looks too, and what it leaves a frontend to read that it is replaced: these read nothing
 WAIT_S = 60.0
@@ -79,22 +79,24 @@ class Site:
         self.ready_min = 99  # the fewest that were ready at a look, since it was last set
         self.most = 0  # the most that there were
 
-    async def apply(self, manifest: str) -> Wanted:
+    async def apply(self, manifest: str) -> DesiredDeployment:
         read = check(manifest.encode()).manifest
         assert read is not None
         change = applied(manifest, revision_of(read, 1).digest, 1.0)
         with contextlib.suppress(StoreUnavailable):  # a machine with much else to do: it may be asked again
-            return await ask(self.store, "chat", change)
-        return await ask(self.store, "chat", change)
+            return await change_desired(self.store, "chat", change)
+        return await change_desired(self.store, "chat", change)
 
     @contextlib.asynccontextmanager
-    async def carried_out(self) -> AsyncIterator[Rolling]:
+    async def carried_out(self) -> AsyncIterator[RolloutController]:
         """By a supervisor with the jobs that are kept on disk; it is killed in the end."""
         supervisor = await self.world.start(*kept_jobs(self.world.state_dir))
-        ground = Ground(Machine(self.world.state_dir, {"HOME": "/"}), (), lambda _engine, source, _model: (source, "m"))
-        changing = Changing(supervisor, self.world.state_dir)
-        how = {"place": HERE, "tell": self.told.append, "clock": Fast()}
-        rolling = Rolling("chat", self.store, supervisor, changing, ground, **how)
+        context = StartContext(
+            Machine(self.world.state_dir, {"HOME": "/"}), (), lambda _engine, source, _model: (source, "m")
+        )
+        job_list = JobList(supervisor, self.world.state_dir)
+        how = {"status": HERE, "tell": self.told.append, "clock": Fast()}
+        rolling = RolloutController("chat", self.store, supervisor, job_list, context, **how)
         self.supervisor = supervisor
         async with beside(rolling.run(), "rollouts") as self.task:
             yield rolling
@@ -115,14 +117,18 @@ class Site:
             self.most = max(self.most, len(self.supervisor.slots))
             await asyncio.sleep(0.01)
 
-    async def in_place(self, rolling: Rolling, number: int) -> None:
+    async def in_place(self, rolling: RolloutController, number: int) -> None:
         def met() -> bool:
-            memory = rolling.memory
-            return memory.phase is Phase.STEADY and memory.target.number == number and memory.wanted >= number
+            memory = rolling.state
+            return (
+                memory.phase is RolloutPhase.STEADY
+                and memory.target.number == number
+                and memory.desired_number >= number
+            )
 
         await self.until(met, f"revision {number}")
 
-    async def history(self) -> dict[int, Entry]:
+    async def history(self) -> dict[int, HistoryEntry]:
         read = [read_entry(key, value) for key, value in (await self.keys("v1/history/")).items()]
         return {entry.number: entry for entry in read if entry is not None}
 
@@ -143,7 +149,7 @@ async def place(folder: Path) -> AsyncIterator[Site]:
         return ["sh", "-c", SCRIPT, "sh", str(state_dir), job.name, str(settings)]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rolling_shell, "LOOK_S", LOOK_S)
+        patch.setattr(rolling_shell, "OBSERVE_S", LOOK_S)
         patch.setattr(rolling_shell, "HEARD_S", LOOK_S)
         async with served_store(folder, clients=2) as (client, another):
             world = World(folder, command)

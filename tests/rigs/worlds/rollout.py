@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from holdfast.rollout import machine as m
-from holdfast.rollout.replica import Seen, Stage
+from holdfast.rollout.replica import ObservedReplica, ReplicaStage
 from holdfast.rollout.revision import Part, Revision
-from holdfast.rollout.trial import Traffic
+from holdfast.rollout.trial import RequestCounts
 
 # From its start to its whole traffic, a notch each; a standby stays at its stage until it is woken.
 STARTING_NOTCHES = 2
@@ -23,7 +23,7 @@ class Body:
 
     service: str
     set_id: str
-    stage: Stage = Stage.STARTING
+    stage: ReplicaStage = ReplicaStage.STARTING
     beside: str = ""
     notches: int = 0
     admitted: bool = False
@@ -38,10 +38,10 @@ class Body:
 
     @property
     def counts(self) -> bool:
-        return self.stage is Stage.SERVING and self.admitted and self.weight > 0 and self.earned
+        return self.stage is ReplicaStage.SERVING and self.admitted and self.weight > 0 and self.earned
 
-    def seen(self) -> Seen:
-        return Seen(
+    def seen(self) -> ObservedReplica:
+        return ObservedReplica(
             service=self.service,
             set_id=self.set_id,
             stage=self.stage,
@@ -64,20 +64,20 @@ class World:
     fates: dict[str, str] = field(default_factory=dict)
     places: dict[str, int] = field(default_factory=dict)
     roomy: set[str] = field(default_factory=set)  # services whose devices take a second engine
-    traffic: dict[str, Traffic] = field(default_factory=dict)
-    answers: dict[str, Traffic] = field(default_factory=dict)  # of frontends' sets
-    unjudged: frozenset[str] = frozenset()  # services whose new sets no control can judge
+    traffic: dict[str, RequestCounts] = field(default_factory=dict)
+    answers: dict[str, RequestCounts] = field(default_factory=dict)  # of frontends' sets
+    unchecked: frozenset[str] = frozenset()  # services whose new sets no control checks
     refused: dict[str, str] = field(default_factory=dict)  # sets that no device could hold
     names: set[str] = field(default_factory=set)  # ever used
 
-    def look(self, wish: Revision) -> m.Look:
-        return m.Look(
-            wish=wish,
+    def observe(self, desired: Revision) -> m.Observation:
+        return m.Observation(
+            desired=desired,
             replicas={name: body.seen() for name, body in self.bodies.items()},
             room={service: self.room(service) for service in self.places},
             traffic={"worker": dict(self.traffic), "frontend": dict(self.answers)},
             refused=dict(self.refused),
-            unjudged=self.unjudged,
+            unchecked=self.unchecked,
         )
 
     def room(self, service: str) -> int:
@@ -90,42 +90,42 @@ class World:
     def counted(self, service: str) -> int:
         return sum(1 for body in self.bodies.values() if body.service == service and body.counts)
 
-    def carry(self, act: m.Act) -> None:
+    def carry(self, action: m.RolloutAction) -> None:
         """Do it; AssertionError, if it is done already."""
-        match act:
-            case m.Start(name, service, set_id, beside):
+        match action:
+            case m.StartReplica(name, service, set_id, beside):
                 assert name not in self.bodies, f"{name} is there already"
                 body = Body(service, set_id, beside=beside)
                 self.bodies[name] = body
                 self.names.add(name)
                 if not beside and service in self.places:
                     assert self.room(service) >= 0, f"no place for {name}"
-            case m.Wake(name):
-                assert self.bodies[name].stage is Stage.STANDBY, f"{name} does not stand by"
-                self.bodies[name].stage = Stage.SERVING
-            case m.Drain(name):
-                assert self.bodies[name].stage is Stage.SERVING, f"{name} does not serve"
-                self.bodies[name].stage = Stage.DRAINING
-            case m.CallOff(name):
-                assert self.bodies[name].stage is Stage.DRAINING, f"{name} does not drain"
-                self.bodies[name].stage = Stage.SERVING
-            case m.Stop(name):
-                assert self.bodies[name].stage is not Stage.LEAVING, f"{name} leaves already"
-                self.bodies[name].stage = Stage.LEAVING
+            case m.WakeReplica(name):
+                assert self.bodies[name].stage is ReplicaStage.STANDBY, f"{name} does not stand by"
+                self.bodies[name].stage = ReplicaStage.SERVING
+            case m.DrainReplica(name):
+                assert self.bodies[name].stage is ReplicaStage.SERVING, f"{name} does not serve"
+                self.bodies[name].stage = ReplicaStage.DRAINING
+            case m.ResumeServing(name):
+                assert self.bodies[name].stage is ReplicaStage.DRAINING, f"{name} does not drain"
+                self.bodies[name].stage = ReplicaStage.SERVING
+            case m.StopReplica(name):
+                assert self.bodies[name].stage is not ReplicaStage.LEAVING, f"{name} leaves already"
+                self.bodies[name].stage = ReplicaStage.LEAVING
 
     def notch(self, name: str) -> None:
         """Let one replica come a little further, as its set's fate has it."""
         body = self.bodies[name]
         fate = self.fates.get(body.set_id, "good")
-        if body.stage is Stage.STARTING:
+        if body.stage is ReplicaStage.STARTING:
             self._start(body, fate)
-        elif body.stage is Stage.STANDBY and fate == "early":
+        elif body.stage is ReplicaStage.STANDBY and fate == "early":
             body.trouble = "failed its canary: another token at 3"
-        elif body.stage is Stage.SERVING:
+        elif body.stage is ReplicaStage.SERVING:
             self._serve(body, fate)
-        elif body.stage is Stage.DRAINING:
+        elif body.stage is ReplicaStage.DRAINING:
             body.streams = max(0, body.streams - 1)
-        elif body.stage is Stage.LEAVING:
+        elif body.stage is ReplicaStage.LEAVING:
             del self.bodies[name]
 
     def _start(self, body: Body, fate: str) -> None:
@@ -136,7 +136,7 @@ class World:
         elif fate == "never" or body.notches < STARTING_NOTCHES:
             return
         else:
-            body.stage, body.how = Stage.STANDBY if body.beside else Stage.SERVING, ""
+            body.stage, body.how = ReplicaStage.STANDBY if body.beside else ReplicaStage.SERVING, ""
             body.fits_beside = body.service in self.roomy
 
     def _serve(self, body: Body, fate: str) -> None:
@@ -152,14 +152,14 @@ class World:
             body.earned = body.earned or body.weight >= 1.0
             body.crashes = 0
         if fate in ("errors", "breaker") and body.weight > 0:
-            self.traffic[body.set_id] = Traffic(50, 12)
+            self.traffic[body.set_id] = RequestCounts(50, 12)
         if fate == "breaker" and body.earned:
             body.weight, body.is_shut = 0.0, True
 
     def kill(self, name: str) -> None:
         """End it; its supervisor starts it again under its name."""
         body = self.bodies[name]
-        if body.stage is Stage.LEAVING:
+        if body.stage is ReplicaStage.LEAVING:
             del self.bodies[name]
             return
         fresh = Body(body.service, body.set_id, beside=body.beside if body.beside in self.bodies else "")
@@ -172,30 +172,30 @@ class Driver:
 
     def __init__(self, world: World, written: bytes = b"", now_s: float = 0.0) -> None:
         self.world, self.written, self.now_s = world, written, now_s
-        self.memory = m.restore(m.decode(written), now_s) if written else m.NOTHING
-        self.wish = self.memory.target
+        self.state = m.restore(m.decode(written), now_s) if written else m.NOTHING
+        self.desired = self.state.target
         self.told: list[str] = []
         self.steps = 0
 
-    def step(self, *, writes: bool = True, carries: int | None = None) -> tuple[m.Act, ...]:
+    def step(self, *, writes: bool = True, carries: int | None = None) -> tuple[m.RolloutAction, ...]:
         """Take one turn. `writes`, `carries`: how far it comes before it dies."""
         self.steps += 1
-        memory, acts = m.step(self.memory, self.world.look(self.wish), self.now_s)
+        state, actions = m.step(self.state, self.world.observe(self.desired), self.now_s)
         if writes:
-            self.memory = memory
-            self.written = m.encode(memory)
-            for act in acts[:carries]:
-                self.world.carry(act)
-        self.told += [act.text for act in acts if isinstance(act, m.Tell)]
-        return acts
+            self.state = state
+            self.written = m.encode(state)
+            for action in actions[:carries]:
+                self.world.carry(action)
+        self.told += [action.text for action in actions if isinstance(action, m.LogLine)]
+        return actions
 
     def next_life(self) -> Driver:
         """The process that goes on after this one."""
         heir = Driver(self.world, self.written, self.now_s)
-        heir.wish = self.wish
+        heir.desired = self.desired
         return heir
 
-    def seconds(self, count: int) -> Iterator[tuple[m.Act, ...]]:
+    def seconds(self, count: int) -> Iterator[tuple[m.RolloutAction, ...]]:
         """Let time pass, a second and a notch at a time; what was said each time."""
         for _ in range(count):
             self.now_s += 1.0

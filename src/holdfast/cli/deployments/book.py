@@ -20,13 +20,13 @@ from holdfast.cli.deployments.names import PROCESSES, bare
 from holdfast.cli.screen import tilde
 from holdfast.core.errors import UserError
 from holdfast.core.tasks import beside, done_within
-from holdfast.discovery.keys import DEPLOYMENTS, HISTORY, MODELS, NODES, ROLLOUTS, STEWARDS
+from holdfast.discovery.keys import DEPLOYMENTS, HISTORY, MODELS, NODES, ROLLOUT_STATUS, ROLLOUTS
 from holdfast.rollout import machine
-from holdfast.rollout.history import Entry
-from holdfast.rollout.machine import Memory
-from holdfast.rollout.records import Change, Wanted, ask, read_entry, read_wanted
-from holdfast.rollout.status import Report
-from holdfast.rollout.steward import Steward, decode
+from holdfast.rollout.history import HistoryEntry
+from holdfast.rollout.machine import RolloutState
+from holdfast.rollout.records import Change, DesiredDeployment, change_desired, decode_desired, read_entry
+from holdfast.rollout.status import RolloutReport
+from holdfast.rollout.steward import RolloutStatus, decode
 from holdfast.spec.arguments import nearest
 from holdfast.spec.settings import about
 from holdfast.store.contract import Store, StoreUnavailable
@@ -36,7 +36,7 @@ from holdfast.supervise.lock import holder, last_holder
 from holdfast.supervise.records import read_record
 from holdfast.wire.net import SocketNetwork
 
-PREFIXES = (DEPLOYMENTS, ROLLOUTS, STEWARDS, HISTORY)
+PREFIXES = (DEPLOYMENTS, ROLLOUTS, ROLLOUT_STATUS, HISTORY)
 WITH_FLEETS = (*PREFIXES, MODELS, NODES)
 ANSWER_S = 5.0  # a store that runs answers in milliseconds
 FOUND_S = 2.0  # a store that was started again, by everybody who lost it: they try once a second
@@ -51,23 +51,23 @@ class Seen:
     """One deployment, as the store has it."""
 
     name: str
-    wanted: Wanted
-    memory: Memory
-    steward: Steward | None  # None: nobody carries it out
-    entries: tuple[Entry, ...]
+    wanted: DesiredDeployment
+    memory: RolloutState
+    supervisor: RolloutStatus | None  # None: nobody carries it out
+    entries: tuple[HistoryEntry, ...]
 
     @property
-    def report(self) -> Report | None:
+    def report(self) -> RolloutReport | None:
         """What its steward tells of what is wanted now; None: nothing yet."""
-        told = self.steward is not None and self.steward.serial >= self.wanted.serial
-        return self.steward.report if told and self.steward is not None else None
+        told = self.supervisor is not None and self.supervisor.serial >= self.wanted.serial
+        return self.supervisor.report if told and self.supervisor is not None else None
 
     @property
     def unheard(self) -> str:
         """Why nothing comes of what is wanted; "": something does."""
-        if self.steward is None:
+        if self.supervisor is None:
             return f"no supervisor runs {self.name}: `holdfast up -f FILE` continues it from the store"
-        return self.steward.trouble
+        return self.supervisor.trouble
 
 
 class Book:
@@ -91,7 +91,7 @@ class Book:
         await self.whole()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FOUND_S):
-                while not all(STEWARDS + name in self.values for name in self.names):
+                while not all(ROLLOUT_STATUS + name in self.values for name in self.names):
                     await self.news(FOUND_S)
 
     async def news(self, bound_s: float) -> None:
@@ -122,10 +122,10 @@ class Book:
         values = self._mirror.values
         if (held := values.get(DEPLOYMENTS + name)) is None:
             return None
-        steward = decode(values.get(STEWARDS + name))
+        supervisor = decode(values.get(ROLLOUT_STATUS + name))
         read = (read_entry(key, value) for key, value in values.items() if key.startswith(f"{HISTORY}{name}/"))
         entries = sorted((entry for entry in read if entry is not None), key=lambda entry: entry.number)
-        return Seen(name, read_wanted(name, held), _memory(name, values), steward, tuple(entries))
+        return Seen(name, decode_desired(name, held), _memory(name, values), supervisor, tuple(entries))
 
     def one(self, name: str) -> Seen:
         """The deployment of that name, or without a name the only one; UserError says which there are."""
@@ -151,21 +151,21 @@ class Book:
 def carried(book: Book, name: str) -> Seen:
     """As `Book.one`, of one that somebody carries out: what is asked for comes true. UserError, if nobody does."""
     seen = book.one(name)
-    if seen.steward is None:
+    if seen.supervisor is None:
         raise UserError(seen.unheard)
     return seen
 
 
-async def asked_for(book: Book, name: str, change: Change) -> Wanted:
+async def asked_for(book: Book, name: str, change: Change) -> DesiredDeployment:
     """What is wanted from now on. UserError, if the store does not say that it is."""
     try:
-        return await ask(book.store, name, change)
+        return await change_desired(book.store, name, change)
     except StoreUnavailable as error:  # no answer is no refusal, and what is not on its disk may be heard all the same
         unsure = f"whether {name} was changed is not known, and `holdfast get {name}` shows it"
         raise UserError(f"{unsure}: {error}") from error
 
 
-async def known(book: Book, name: str, wanted: Wanted) -> Seen:
+async def known(book: Book, name: str, wanted: DesiredDeployment) -> Seen:
     """The deployment, once what was asked for is read back."""
     try:
         async with asyncio.timeout(ANSWER_S):
@@ -180,7 +180,7 @@ def _there(names: list[str]) -> str:
     return f"there {'is' if len(names) == 1 else 'are'} {', '.join(names)}"
 
 
-def _memory(name: str, values: dict[str, bytes]) -> Memory:
+def _memory(name: str, values: dict[str, bytes]) -> RolloutState:
     held = values.get(ROLLOUTS + name)
     try:
         return machine.decode(held) if held is not None else machine.NOTHING

@@ -35,7 +35,7 @@ from holdfast.cli.fleet.waiting import Manner
 from holdfast.cli.screen import Screen
 from holdfast.cli.terminal import Terminal, write_out
 from holdfast.core.errors import Refused, UndecidedError, UserError
-from holdfast.rollout.records import Wanted, applied, of_kept
+from holdfast.rollout.records import DesiredDeployment, applied, of_kept
 from holdfast.rollout.revision import changes
 from holdfast.rollout.wishes import revision_of
 from holdfast.settings import Environment, handed_on
@@ -75,8 +75,10 @@ class Apply(CommandOptions, frozen=True):
             await book.heard()
             before = _kept_here(book, name)
             asked = replace(asked, secret_digests=self._digests(asked, before, files))
-            digests, anew = asked.secret_digests, before.memory.undone
-            change = of_kept(name, applied(asked.text, asked.digest, time.time(), anew=anew, secret_digests=digests))
+            digests, undone = asked.secret_digests, before.memory.undone
+            change = of_kept(
+                name, applied(asked.text, asked.digest, time.time(), undone=undone, secret_digests=digests)
+            )
             after = change(before.wanted)
             if not self.dry_run:
                 after = await asked_for(book, name, change)
@@ -95,12 +97,14 @@ class Apply(CommandOptions, frozen=True):
         if _runs_at(before, files):
             return files.digests(asked.manifest, handed_on(), keep=not self.dry_run)
         if refers(asked.manifest):
-            where = f"{before.steward.host}, in {before.steward.state_dir}" if before.steward is not None else "it"
+            where = (
+                f"{before.supervisor.host}, in {before.supervisor.state_dir}" if before.supervisor is not None else "it"
+            )
             what = f"{asked.manifest.name} refers to secrets, which are read where it runs"
             raise UserError(f"{what}; run `holdfast apply` on {where}")
         return before.wanted.secret_digests
 
-    def _show(self, asked: Written, before: Wanted, after: Wanted, seen: Seen) -> None:
+    def _show(self, asked: Written, before: DesiredDeployment, after: DesiredDeployment, seen: Seen) -> None:
         if self.output in ("yaml", "json"):
             write_out(written([as_object(replace(seen, wanted=after))], self.output, is_list=False))
         elif self.output:
@@ -112,8 +116,8 @@ class Apply(CommandOptions, frozen=True):
 
 def _runs_at(seen: Seen, files: SecretFiles) -> bool:
     """Return whether the deployment is carried out from the state directory of these secrets."""
-    steward = seen.steward
-    return steward is not None and (steward.host, steward.state_dir) == (os.uname().nodename, files.state_dir)
+    supervisor = seen.supervisor
+    return supervisor is not None and (supervisor.host, supervisor.state_dir) == (os.uname().nodename, files.state_dir)
 
 
 def _needed(seen: Seen) -> set[str]:
@@ -122,7 +126,7 @@ def _needed(seen: Seen) -> set[str]:
     return {digest for one in known for digest in one.values()}
 
 
-def _asks_the_same(one: Wanted, other: Wanted) -> bool:
+def _asks_the_same(one: DesiredDeployment, other: DesiredDeployment) -> bool:
     """Whatever remarks their texts have, and fields that do nothing."""
     manifests = [check(wanted.manifest.encode()).manifest for wanted in (one, other)]
     return one.revision == other.revision and manifests[0] == manifests[1]
@@ -168,7 +172,7 @@ class Diff(CommandOptions, frozen=True):
         return _show_difference(asked, held)
 
 
-def _show_difference(asked: Written, held: Wanted | None) -> int:
+def _show_difference(asked: Written, held: DesiredDeployment | None) -> int:
     """As a patch of what the store holds; on the error output, who would be replaced."""
     before = [] if held is None else in_yaml(plain(held.manifest), in_order_of_names=True).splitlines()
     after = in_yaml(plain(asked.text), in_order_of_names=True).splitlines()

@@ -33,7 +33,7 @@ from holdfast.core.errors import UserError
 from holdfast.core.tasks import beside
 from holdfast.discovery.keys import CONTROLS, INSTANCES, REPORTS, STANDBYS, parse_key
 from holdfast.rollout.records import deleted, forget
-from holdfast.rollout.steward import Steward, steward_of
+from holdfast.rollout.steward import RolloutStatus, read_status
 from holdfast.settings import Environment
 from holdfast.spec.arguments import UsageError
 from holdfast.spec.settings import about
@@ -63,32 +63,32 @@ class Delete(CommandOptions, frozen=True):
         timeout_s, name = seconds("--timeout", self.timeout), bare(self.name)
         if self.file is not None:
             name = shaped(said_in("delete", self.file)).manifest.name
-        steward = answered(self._delete(name, store_of(self.store, env.state_dir), timeout_s, env.state_dir))
-        if steward is not None:
-            _wait_for_end(steward, env.state_dir)
+        supervisor = answered(self._delete(name, store_of(self.store, env.state_dir), timeout_s, env.state_dir))
+        if supervisor is not None:
+            _wait_for_end(supervisor, env.state_dir)
         return 0
 
-    async def _delete(self, name: str, url: str, timeout_s: float | None, state_dir: Path) -> Steward | None:
+    async def _delete(self, name: str, url: str, timeout_s: float | None, state_dir: Path) -> RolloutStatus | None:
         """Whose end is to be waited for."""
         async with opened(url, WITH_FLEETS) as book:
             await book.heard()
             if self.ignore_not_found and book.seen(name) is None:
                 return None
             seen = book.one(name)
-            if seen.steward is None and (left := await _running(book, name)):
+            if seen.supervisor is None and (left := await _running(book, name)):
                 raise UserError(f"{seen.unheard}, and {left} of its processes run; `holdfast down` stops them")
             if self.dry_run:
                 write_out(f"{name_of(name)} deleted (dry run)\n")
                 return None
             await asked_for(book, name, deleted(name, time.time()))
             write_out(f"{name_of(name)} deleted\n")
-            if await steward_of(book.store, name) is None:
+            if await read_status(book.store, name) is None:
                 await forget(book.store, name)
                 clear(state_dir, name, [record.name for record in read_records(state_dir)])
             if not self.wait:
                 return None
             await gone(book, name, Screen(), timeout_s)
-            return seen.steward
+            return seen.supervisor
 
 
 async def _running(book: Book, name: str) -> int:
@@ -102,12 +102,12 @@ async def _running(book: Book, name: str) -> int:
     return workers + sum(key.startswith(own) for key in mirror.values)
 
 
-def _wait_for_end(steward: Steward, state_dir: Path) -> None:
+def _wait_for_end(supervisor: RolloutStatus, state_dir: Path) -> None:
     """Returns when its supervisor has left the state directory to others, where that is this one."""
-    if not steward.is_at(Steward(pid=0, host=os.uname().nodename, state_dir=str(state_dir))):
+    if not supervisor.is_at(RolloutStatus(pid=0, host=os.uname().nodename, state_dir=str(state_dir))):
         return
     until_s = time.monotonic() + ENDED_S
-    while (found := holder(state_dir)) is not None and found.pid == steward.pid:
+    while (found := holder(state_dir)) is not None and found.pid == supervisor.pid:
         if time.monotonic() > until_s:
-            raise UserError(f"it is gone, but its supervisor ({steward}) has not ended within {ENDED_S:g} s")
+            raise UserError(f"it is gone, but its supervisor ({supervisor}) has not ended within {ENDED_S:g} s")
         time.sleep(LOOK_S)  # a lock cannot be waited for without taking it

@@ -15,9 +15,9 @@ from holdfast.cli.deployments.words import Format, age, name_of, written
 from holdfast.cli.screen import Screen
 from holdfast.cli.terminal import write_out
 from holdfast.core.errors import UserError
-from holdfast.rollout.history import Entry, way_back
+from holdfast.rollout.history import HistoryEntry, undo_target
 from holdfast.rollout.records import applied, of_kept, paused, resumed
-from holdfast.rollout.status import RolloutState
+from holdfast.rollout.status import RolloutResult
 from holdfast.settings import Environment
 from holdfast.spec.settings import about
 
@@ -56,7 +56,7 @@ def _show(seen: Seen) -> int:
     screen.line(f"{seen.name}: {report.headline}")
     for service in report.services:
         screen.line(f"  {service}")
-    return int(report.state in (RolloutState.UNDONE, RolloutState.STUCK) or report.is_unwell)
+    return int(report.state in (RolloutResult.UNDONE, RolloutResult.STUCK) or report.is_unwell)
 
 
 class History(CommandOptions, frozen=True):
@@ -96,20 +96,20 @@ def _manifest(seen: Seen, number: int, form: str | None) -> str:
     return text if not form else written([plain(text)], form, is_list=False)
 
 
-def _row(entry: Entry) -> tuple[str, ...]:
+def _row(entry: HistoryEntry) -> tuple[str, ...]:
     took = f", after {entry.took_s:.1f} s" if entry.took_s is not None else ""
     why = f": {entry.why}" if entry.why else ""
-    return str(entry.number), age(time.time() - entry.at_unix_s), entry.cause, f"{entry.fate}{took}{why}"
+    return str(entry.number), age(time.time() - entry.at_unix_s), entry.cause, f"{entry.result}{took}{why}"
 
 
-def _as_object(entry: Entry) -> dict[str, object]:
+def _as_object(entry: HistoryEntry) -> dict[str, object]:
     from holdfast.spec.manifest.yaml_text import plain
 
     return {
         "revision": entry.number,
         "atUnixSeconds": entry.at_unix_s,
         "cause": entry.cause,
-        "state": str(entry.fate),
+        "state": str(entry.result),
         **({"why": entry.why} if entry.why else {}),
         **({"tookSeconds": entry.took_s} if entry.took_s is not None else {}),
         "manifest": plain(entry.manifest),
@@ -179,7 +179,7 @@ class Undo(CommandOptions, frozen=True):
             memory = replace(seen.memory, wanted=seen.wanted.revision)  # it may not have heard of the last one yet
             if seen.wanted.deleted:
                 raise UserError(f"{seen.name} is being deleted")
-            back = way_back(seen.entries, memory, self.to_revision)
+            back = undo_target(seen.entries, memory, self.to_revision)
             if by := _paused_by_manifest(back.manifest):
                 stays = f"its manifest pauses {', '.join(by)} (rollout.paused)"
                 raise UserError(f"revision {back.number} would not begin: {stays}; apply that manifest without it")
@@ -189,8 +189,10 @@ class Undo(CommandOptions, frozen=True):
                 write_out(f"{told} (dry run)\n")
                 return 0
             cause = f"undo to {back.number}"
-            anew, digests = memory.undone, back.secret_digests
-            change = applied(back.manifest, back.digest, time.time(), cause=cause, anew=anew, secret_digests=digests)
+            undone, digests = memory.undone, back.secret_digests
+            change = applied(
+                back.manifest, back.digest, time.time(), cause=cause, undone=undone, secret_digests=digests
+            )
             after = await asked_for(book, seen.name, of_kept(seen.name, resumed(change)))
             write_out(f"{told}, as revision {after.revision}\n")
             return await in_place(book, await known(book, seen.name, after), Screen(), timeout_s) if self.wait else 0

@@ -13,7 +13,7 @@ from typing import Annotated
 from holdfast.cli.deployments.book import Book, Seen
 from holdfast.cli.screen import Busy, Screen
 from holdfast.core.errors import UserError
-from holdfast.rollout.status import Report, RolloutState
+from holdfast.rollout.status import RolloutReport, RolloutResult
 from holdfast.spec.arguments import UsageError
 from holdfast.spec.settings import about
 
@@ -52,7 +52,7 @@ async def in_place(book: Book, seen: Seen, screen: Screen, timeout_s: float | No
         report = now.report
         if report is None:
             return None
-        if report.state in (RolloutState.UNDONE, RolloutState.STUCK) or report.is_unwell:
+        if report.state in (RolloutResult.UNDONE, RolloutResult.STUCK) or report.is_unwell:
             raise UserError(f"{name}: {report.headline}")
         return report.headline if report.is_done else None
 
@@ -99,11 +99,11 @@ async def _watched(book: Book, name: str, over: Callable[[Seen | None], str | No
     return done
 
 
-def _how_far(report: Report) -> str:
+def _how_far(report: RolloutReport) -> str:
     return _COUNTDOWN.sub("and watched", report.headline)
 
 
-def _left(report: Report) -> str:
+def _left(report: RolloutReport) -> str:
     """Of one that is being deleted."""
     there = [f"{one.there} {one.name} left" for one in report.services if one.there]
     return "; ".join(["being deleted", *there, *(one.waits_for for one in report.services if one.waits_for)])
@@ -134,7 +134,7 @@ def _quiet(book: Book, now: Seen | None) -> tuple[float, str]:
     if now is None or now.unheard:
         return QUIET_S, now.unheard if now is not None else ""
     if now.report is None:
-        return UNHEEDED_S, f"{now.name}: its supervisor ({now.steward}) does not react to the change; is it stopped?"
+        return UNHEEDED_S, f"{now.name}: its supervisor ({now.supervisor}) does not react to the change; is it stopped?"
     return QUIET_S, ""
 
 

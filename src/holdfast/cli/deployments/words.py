@@ -12,18 +12,18 @@ import msgspec
 
 from holdfast.cli.deployments.book import Seen
 from holdfast.cli.terminal import Cell
-from holdfast.rollout.status import RolloutState, rollout_state
+from holdfast.rollout.status import RolloutResult, rollout_result
 from holdfast.spec.settings import about
 
 FORMATS = ("yaml", "json", "name")
 Format = Annotated[str | None, about("Output format, for programs.", flag="--output", short="-o", choices=FORMATS)]
 TITLES = ("name", "revision", "status", "ready", "age")
 STATES = {
-    RolloutState.DONE: "in place",
-    RolloutState.UNDER_WAY: "rolling out",
-    RolloutState.PAUSED: "paused",
-    RolloutState.UNDONE: "undone",
-    RolloutState.STUCK: "stuck",
+    RolloutResult.DONE: "in place",
+    RolloutResult.UNDER_WAY: "rolling out",
+    RolloutResult.PAUSED: "paused",
+    RolloutResult.UNDONE: "undone",
+    RolloutResult.STUCK: "stuck",
 }
 UNHEARD = "not carried out"
 UNWELL = "unwell"  # in place, and one of its replicas is in trouble
@@ -36,16 +36,16 @@ def name_of(name: str) -> str:
 
 
 def state_of(seen: Seen) -> str:
-    if seen.steward is None:
+    if seen.supervisor is None:
         return UNHEARD
     if seen.wanted.deleted:
         return "being deleted"
-    if seen.steward.trouble:
+    if seen.supervisor.trouble:
         return "stuck"
     if seen.report is not None and seen.report.is_unwell:
         return UNWELL
-    if seen.report is None or (seen.report.state is RolloutState.DONE and not seen.report.is_done):
-        return STATES[RolloutState.UNDER_WAY]
+    if seen.report is None or (seen.report.state is RolloutResult.DONE and not seen.report.is_done):
+        return STATES[RolloutResult.UNDER_WAY]
     return STATES[seen.report.state]
 
 
@@ -81,11 +81,11 @@ def as_object(seen: Seen) -> dict[str, Any]:
         status["services"] = {one.name: _service(one) for one in seen.report.services}
     elif seen.unheard:
         status["message"] = seen.unheard
-        status["lastState"] = STATES[rollout_state(memory)]
+        status["lastState"] = STATES[rollout_result(memory)]
     if memory.stable is not None:
         status["revisionInPlace"] = memory.stable.number
-    if seen.steward is not None:
-        status["steward"] = str(seen.steward)
+    if seen.supervisor is not None:
+        status["steward"] = str(seen.supervisor)
     return {**plain(seen.wanted.manifest), "status": status}
 
 

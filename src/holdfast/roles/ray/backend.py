@@ -39,7 +39,7 @@ from holdfast.supervise.levels import vaults_of
 from holdfast.supervise.machine import KERNEL_S, Life, Phase
 from holdfast.supervise.processes import LocalProcesses
 from holdfast.supervise.records import Record, forget, read_record, read_records
-from holdfast.supervise.seats import NOWHERE, taken_by
+from holdfast.supervise.seats import NO_DEVICE, device_claims
 
 # For Ray to find devices that its node should have: milliseconds where they are free, and who leaves them for host
 # memory gives them back within a second. Longer, and nobody is told that somebody else has them.
@@ -154,8 +154,8 @@ class RayBackend:
     def _shares(self, one: _Actor) -> list[float]:
         return [
             cluster.share_of(each.promised_bytes, self.totals.get(each.seat.device, 0))
-            for each in sorted(taken_by(one.jobs), key=lambda each: (len(each.process), each.process))
-            if each.seat.device != NOWHERE
+            for each in sorted(device_claims(one.jobs), key=lambda each: (len(each.process), each.process))
+            if each.seat.device != NO_DEVICE
         ] or [1.0]
 
     async def _seat(self, replica: str, one: _Actor) -> Any:

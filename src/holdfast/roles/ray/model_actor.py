@@ -20,7 +20,7 @@ from holdfast.core.tasks import Tasks
 from holdfast.roles.running import child_command, log_dir
 from holdfast.roles.tied import die_with
 from holdfast.spec.jobs import Job
-from holdfast.supervise.changing import Changing
+from holdfast.supervise.changing import JobList
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Life
 from holdfast.supervise.processes import LocalProcesses
@@ -72,7 +72,7 @@ class ModelActor:
                 self._state_dir, (), processes, command, tell=self._tell, clock=clock, apart=apart
             )
             self._tasks.spawn(Watching(self._supervisor, SocketNetwork()).run(), "watching")
-            self._tasks.spawn(Changing(self._supervisor, self._state_dir).add(self._jobs), "start")
+            self._tasks.spawn(JobList(self._supervisor, self._state_dir).add(self._jobs), "start")
         return self._record, self._jobs
 
     async def look(self) -> dict[str, Life]:
