@@ -20,7 +20,7 @@ from holdfast.core.log_files import UNWRITTEN
 logging.basicConfig(level="INFO", handlers=[OwnLog("%(message)s", bytes_max=int(sys.argv[1]))])
 for number in range(int(sys.argv[2]), int(sys.argv[3])):
     logging.info("line %05d of a log", number)
-open(sys.argv[4], "w").write(f"{UNWRITTEN.totals['log']} {UNWRITTEN.words}")
+open(sys.argv[4], "w").write(f"{UNWRITTEN.totals['log']} {UNWRITTEN.summary}")
 """
 
 

@@ -214,7 +214,7 @@ async def test_letting_go_is_said(tmp_path: Path) -> None:
         link.transport.pause_reading()
         await until(server.record.exists, "it was granted")
         asking.cancel()
-        link.let_go()
+        link.release()
         await granted(other := server.lock("other"))
         await other.release()
 

@@ -5,8 +5,8 @@ A process logs to standard error, which its supervisor has opened as `logs/NAME.
 a new one; the others switch when they write next. A process that finds the file removed also opens a new one.
 
 Always true: a line that cannot be written is counted and dropped, never raised; at most two files of `LOG_BYTES_MAX`
-are kept; a file that the user redirected to is never touched. The counts last as long as the process; `words` reports a
-failure until a later write of the same kind succeeds.
+are kept; a file that the user redirected to is never touched. The counts last as long as the process; `summary` reports
+a failure until a later write of the same kind succeeds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Unwritten:
         self._why.pop(kind, None)
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         """Return one line about the current failures; "" if there are none."""
         return "; ".join(f"its {kind} cannot be written: {why}" for kind, why in sorted(self._why.items()))
 

@@ -130,7 +130,7 @@ class StatusPages:
             "models": sorted(self.directory.models()),
             "seams": [_failure(failure) for failure in self.dispatcher.stats.failures],
             "workers": [self._worker(*watched) for watched in self.roster.watchers.items()],
-            "unwritten": UNWRITTEN.words,
+            "unwritten": UNWRITTEN.summary,
         }
 
     def _worker(self, link: WorkerLink, watcher: BeatWatcher) -> dict[str, Any]:

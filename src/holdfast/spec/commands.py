@@ -23,7 +23,7 @@ from holdfast.spec.settings import S, filled
 def worker_by(env: Environment) -> WorkerLaunch:
     """Return the settings of `holdfast worker` without arguments."""
     return WorkerLaunch(
-        **_told(env),
+        **_from_environment(env),
         store=own_store(env),
         deployment=env.deployment,
         model=env.served_name,
@@ -45,7 +45,11 @@ def worker_by(env: Environment) -> WorkerLaunch:
 def frontend_by(env: Environment) -> DeploymentSpec:
     """Return the settings of `holdfast frontend` without arguments: a deployment with this frontend."""
     launch = FrontendLaunch(
-        **_told(env), store=own_store(env), deployment=env.deployment, shares=env.shares, api_keys=env.api_keys
+        **_from_environment(env),
+        store=own_store(env),
+        deployment=env.deployment,
+        shares=env.shares,
+        api_keys=env.api_keys,
     )
     return DeploymentSpec(env.deployment, host=env.http_host, port=env.http_port, frontend=launch)
 
@@ -53,7 +57,7 @@ def frontend_by(env: Environment) -> DeploymentSpec:
 def control_by(env: Environment) -> ControlLaunch:
     """Return the settings of `holdfast control` without arguments."""
     return ControlLaunch(
-        **_told(env),
+        **_from_environment(env),
         store=own_store(env),
         deployment=env.deployment,
         status_address=_status_address(env),
@@ -73,7 +77,7 @@ def asked(pattern: S, command: str, words: Sequence[str]) -> S:
     return filled(pattern, by_path(options, said))
 
 
-def _told(env: Environment) -> dict[str, Any]:
+def _from_environment(env: Environment) -> dict[str, Any]:
     """Return the settings that come only from the environment."""
     return {"state_dir": str(env.state_dir), "log_level": env.log_level}
 

@@ -436,7 +436,7 @@ class Worker:
             "load": progress.load,
             "tokens_total": self.sessions.tokens_total,
             "requests_total": self.sessions.requests_total,
-            "unwritten": UNWRITTEN.words,
+            "unwritten": UNWRITTEN.summary,
             **self.more_facts(),
         }
 

@@ -336,7 +336,7 @@ def host_memory_beside_it_keeps_what_is_copied_there(rig: Rig) -> None:
     with slab(rig) as fd, mapped(rig, fd) as address:
         try:
             rig.device.write(address, b"a" * half + b"b" * half)
-            (kept,) = memory.take([rig.size])
+            (kept,) = memory.allocate([rig.size])
             for offset in (0, half):
                 memory.copy_out(kept + offset, address + offset, half)
             memory.wait()
@@ -347,7 +347,7 @@ def host_memory_beside_it_keeps_what_is_copied_there(rig: Rig) -> None:
             memory.wait()
             assert rig.device.read(address, rig.size) == b"a" * half + b"b" * half
             with pytest.raises(OutOfMemory):
-                memory.take([rig.size, 1 << 50])
+                memory.allocate([rig.size, 1 << 50])
         finally:
             memory.close()
             memory.close()

@@ -15,7 +15,7 @@ from holdfast.rollout.wishes import revision_of
 from holdfast.spec.manifest.addresses import address_of
 from holdfast.spec.manifest.checking import Checked, check
 from holdfast.spec.manifest.local import Machine
-from holdfast.spec.manifest.whole import findings, unheard, whole
+from holdfast.spec.manifest.whole import findings, whole, without_effect
 from tests.rigs.manifests import accepted
 
 SECRETS = Source({"s": {"k": "one", "l": "two"}, "t": {"k": "three"}})
@@ -36,7 +36,7 @@ def named(_engine: str, source: str, model: str) -> tuple[str, str]:
 
 
 def looked_at(text: str) -> Checked:
-    return check(text.encode(), (partial(findings, machine=MACHINE),), (unheard,))
+    return check(text.encode(), (partial(findings, machine=MACHINE),), (without_effect,))
 
 
 def outcome(text: str) -> Any:

@@ -21,7 +21,7 @@ from holdfast.spec.launch import FrontendLaunch, Launch, Probes, StoredLaunch, S
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.local import Machine, replica_launches, slots_needed
 from holdfast.spec.manifest.pods import pods
-from holdfast.spec.manifest.whole import cramped, findings, unheard, whole
+from holdfast.spec.manifest.whole import findings, full_gpus, whole, without_effect
 from tests.rigs.manifests import RIGHT, accepted, worker
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -119,7 +119,7 @@ def test_what_is_done_otherwise_here_is_warned_about() -> None:
     GPU that nobody keeps for a worker without failover."""
     fact = "valueFrom: {fieldRef: {fieldPath: metadata.uid}}"
     text = worker(f"envs: [{{name: A, {fact}}}]\nlivenessProbe: {{exec: {{command: [a]}}}}")
-    found = check(text.encode(), hints=(unheard,)).warnings
+    found = check(text.encode(), hints=(without_effect,)).warnings
     assert [problem.path.removeprefix("spec.services.Worker.") for problem in found] == [
         "resources.limits.gpu",
         "envs[0].valueFrom",
@@ -133,7 +133,7 @@ def test_what_is_done_otherwise_here_is_warned_about() -> None:
 def test_a_pool_that_takes_all_that_is_left_is_warned_about(args: str, warned: bool) -> None:
     """Where there are GPUs: an update has no memory beside it. Whoever says --kv-gib leaves some."""
     text = worker(f"failover: {{enabled: true}}\nextraPodSpec: {{mainContainer: {{args: [--engine, {args}]}}}}")
-    found = check(text.encode(), hints=(partial(cramped, machine=MACHINE),)).warnings
+    found = check(text.encode(), hints=(partial(full_gpus, machine=MACHINE),)).warnings
     assert ["leave some with --kv-gib" in str(problem) for problem in found] == [True] * warned
 
 
@@ -170,7 +170,7 @@ def test_bounds_of_probes_and_stops_are_the_supervisors() -> None:
     told = Job.of(workers(launches(text))[0])
     assert told.probes == Probes(period_s=7, failure_threshold=4, startup_s=28, timeout_s=2)
     assert told.stop_bound_s == 9
-    warned = check(text.encode(), hints=(unheard,)).warnings
+    warned = check(text.encode(), hints=(without_effect,)).warnings
     assert [one.path.rpartition(".")[2] for one in warned] == ["gpu", "timeoutSeconds"]  # of the startup probe
 
 

@@ -51,10 +51,10 @@ def read_manifest(
     """One that is to run on this machine. Refused says that it cannot be, after every mistake was told. `source`: None
     where another machine may run it."""
     from holdfast.spec.manifest.local import Machine
-    from holdfast.spec.manifest.whole import cramped, findings, unheard
+    from holdfast.spec.manifest.whole import findings, full_gpus, without_effect
 
     machine = Machine(state_dir, environ, secret_source=source)
-    hints: Rules = (unheard, partial(cramped, machine=machine)) if shows_gpus() else (unheard,)
+    hints: Rules = (without_effect, partial(full_gpus, machine=machine)) if shows_gpus() else (without_effect,)
     return shaped(said, (partial(findings, machine=machine),), hints)
 
 

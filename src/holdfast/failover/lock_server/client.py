@@ -59,7 +59,7 @@ class LockConnection(ClientConnection):
         """Send a ping and return its answer."""
         return cast(m.Pong, await self.ask(m.Pong, self._next_ping()))
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release the lock and close. The message is needed: over TCP, closing with unread input is a reset, which does
         not prove a release."""
         self.send(m.GiveBack())
@@ -204,7 +204,7 @@ class ServerLock:
             return won
         finally:
             if not won:
-                link.let_go()
+                link.release()
 
     # -- holding
 
@@ -222,7 +222,7 @@ class ServerLock:
         finally:
             lost.set()
             if self._link is not None:
-                self._link.let_go()
+                self._link.release()
                 self._link = None
 
     async def _come_back(self, lost: LostEvent) -> LockConnection | None:
@@ -246,7 +246,7 @@ class ServerLock:
         finally:
             # The connection failed, or `lost` is set: only then may we close what may be the holder's connection.
             if link is not None and not came:
-                link.let_go()
+                link.release()
         return link if came else None
 
     def _on_pong(self, sent_s: float, holds: bool) -> None:

@@ -232,9 +232,9 @@ class LockServer:
 
     def dismiss(self, number: int, sure: bool) -> None:
         if self._sessions.pop(number, None) is not None:
-            self.take(machine.ClientEnded(number, sure))
+            self.handle(machine.ClientEnded(number, sure))
 
-    def take(self, event: machine.Event) -> None:
+    def handle(self, event: machine.Event) -> None:
         """Handle an event and carry out its effects. Writing the record blocks this thread, which is harmless: it
         happens only while the lock is not held, so no holder waits for an answer to its pings."""
         if self._failed.done():
@@ -288,7 +288,7 @@ class LockServer:
         if self._timer is not None:
             self._timer.cancel()
         due_s = machine.next_deadline_s(self.state)
-        self._timer = None if due_s is None else self._loop.call_at(due_s, self.take, machine.Tick())
+        self._timer = None if due_s is None else self._loop.call_at(due_s, self.handle, machine.Tick())
 
 
 class LockSession(ServerConnection):
@@ -347,9 +347,9 @@ class LockSession(ServerConnection):
             return
         match message:
             case m.AskLock(grant):
-                self._server.take(machine.Acquire(self._number, self._client, grant))
+                self._server.handle(machine.Acquire(self._number, self._client, grant))
             case m.GiveBack():
-                self._server.take(machine.Release(self._number))
+                self._server.handle(machine.Release(self._number))
             case m.Ping(number):
                 self.send(m.Pong(number, self._server.state.holds(self._number)))
             case m.AskOwner():

@@ -69,7 +69,7 @@ class VaultConnection:
         self._on_notice = on_notice
         self._on_lost = on_lost
         self.welcome: asyncio.Future[protocol.Welcome] = self._loop.create_future()
-        self._connection = FdConnection(sock, self._take, self._lost)
+        self._connection = FdConnection(sock, self._on_frame, self._lost)
 
     @property
     def open(self) -> bool:
@@ -126,7 +126,7 @@ class VaultConnection:
 
     # -- receiving
 
-    def _take(self, frame: Frame) -> None:
+    def _on_frame(self, frame: Frame) -> None:
         try:
             message = protocol.from_vault.decode(frame.body)
         except protocol.READ_ERRORS:

@@ -39,7 +39,7 @@ class PinnedMemory:
         with device.current() as driver:
             self._stream: Any = driver("cuStreamCreate", _NON_BLOCKING)
 
-    def take(self, sizes: Sequence[int]) -> list[int]:
+    def allocate(self, sizes: Sequence[int]) -> list[int]:
         room, size = free_host_bytes() - HostSettings().spare_bytes, sum(sizes)
         if size > room:
             raise OutOfMemory(f"the host has {max(0, room)} bytes left, {size} more are needed", "free memory")
@@ -97,7 +97,7 @@ def _touch(address: int, size: int) -> None:
 class HostMemory(Protocol):
     """Allocates host memory, and copies between it and memory mapped on the device."""
 
-    def take(self, sizes: Sequence[int]) -> list[int]:
+    def allocate(self, sizes: Sequence[int]) -> list[int]:
         """Allocate memory for each size and return the addresses. Raises OutOfMemory if not all fit."""
 
     def copy_out(self, address: int, device_address: int, size: int) -> None:
@@ -119,10 +119,10 @@ class PlainMemory:
     def __init__(self) -> None:
         self._device = HostDevice()
 
-    def take(self, sizes: Sequence[int]) -> list[int]:
-        return [self._take(size) for size in sizes]
+    def allocate(self, sizes: Sequence[int]) -> list[int]:
+        return [self._allocate(size) for size in sizes]
 
-    def _take(self, size: int) -> int:
+    def _allocate(self, size: int) -> int:
         fd = self._device.create(size)
         try:
             address = self._device.reserve(size)

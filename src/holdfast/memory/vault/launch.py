@@ -69,7 +69,7 @@ class Members:
     def pids(self) -> dict[str, int]:
         return {role: member.pid for role, member in self._known.items()}
 
-    def hear(self, lifeline: socket.socket) -> bool:
+    def read_announcements(self, lifeline: socket.socket) -> bool:
         """Read the announcements; return True once no process holds the lifeline's other end."""
         while True:
             try:
@@ -80,9 +80,9 @@ class Members:
                 continue  # out of descriptors: the process serves, but is not monitored
             except (EOFError, ConnectionError):
                 return True
-            self._take(said.decode(), fds)
+            self._add(said.decode(), fds)
 
-    def _take(self, role: str, fds: list[int]) -> None:
+    def _add(self, role: str, fds: list[int]) -> None:
         pid = pid_of(fds[0]) if fds else None
         if pid is None or pid <= 0:  # it has ended already
             close_all(fds)
@@ -167,7 +167,7 @@ class VaultProcesses:
 
     def gone(self) -> bool:
         assert self._lifeline is not None
-        return self.members.hear(self._lifeline)
+        return self.members.read_announcements(self._lifeline)
 
     def ensure(self) -> bool:
         """Restart both if both have died; return True if so. Engines then donate the weights and pool they map."""
@@ -250,11 +250,11 @@ class VaultProcesses:
         """Return True if both end in time. A stopped process cannot end, so it is killed at the first check."""
         assert self._lifeline is not None
         for _ in range(round(within_s / LOOK_S)):
-            if self.members.hear(self._lifeline):
+            if self.members.read_announcements(self._lifeline):
                 return True
             self.members.kill_stopped(looks=1)
             select.select([self._lifeline], [], [], LOOK_S)
-        return self.members.hear(self._lifeline)
+        return self.members.read_announcements(self._lifeline)
 
 
 def open_to_others(folder: Path) -> None:

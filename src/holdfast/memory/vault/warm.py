@@ -79,7 +79,7 @@ class Mover:
             device = self._device = open_device(self._name)
             host = self._host = open_host_memory(device)
             self._go_on()
-            self._addresses = host.take(sizes)
+            self._addresses = host.allocate(sizes)
             self.host_bytes = sum(sizes)
             own = copy_all(list(fds))
             try:

@@ -45,7 +45,7 @@ class ComponentAddress:
 
 def address_of(manifest: Manifest, name: str, digests: Digests = NO_DIGESTS) -> ComponentAddress:
     """Return the address of a service; `digests`: hashes of secret values."""
-    namespace = namespace_for(manifest.name, _told(manifest, name, digests))
+    namespace = namespace_for(manifest.name, _pod_inputs(manifest, name, digests))
     return ComponentAddress(namespace, manifest.spec.services[name].component)
 
 
@@ -78,28 +78,28 @@ def own_digests(manifest: Manifest, service: Service, digests: Digests) -> dict[
     return digests_of(service, names, digests)
 
 
-def _told(manifest: Manifest, name: str, digests: Digests) -> dict[str, Any]:
+def _pod_inputs(manifest: Manifest, name: str, digests: Digests) -> dict[str, Any]:
     """Return everything that a service's pods get, as plain data."""
     service = manifest.spec.services[name]
     plain = Service(service.component_type)
     fleet = Fleet(memory_gib=service.fleet.memory_gib)  # its vaults get this value
     kept = replace(service, replicas=plain.replicas, rollout=plain.rollout, fleet=fleet, envs=())
     container = replace(service.container, env=variables(manifest, service))
-    said = _said(replace(kept, extra_pod_spec=replace(service.extra_pod_spec, main_container=container)))
+    said = _without_defaults(replace(kept, extra_pod_spec=replace(service.extra_pod_spec, main_container=container)))
     shares = list(manifest.spec.shares) if service.component_type == FRONTEND else []
     secrets = own_digests(manifest, service, digests)
     return {"service": name, "spec": said, "shares": shares, **({"secrets": secrets} if secrets else {})}
 
 
-def _said(value: Any) -> Any:
+def _without_defaults(value: Any) -> Any:
     """Return plain data without defaults, so that a new field does not change an old manifest's hash."""
     if isinstance(value, Section):
         return {
-            one.encode_name: _said(getattr(value, one.name))
+            one.encode_name: _without_defaults(getattr(value, one.name))
             for one in _fields(type(value))
             if getattr(value, one.name) != one.default
         }
-    return [_said(one) for one in value] if isinstance(value, tuple) else value
+    return [_without_defaults(one) for one in value] if isinstance(value, tuple) else value
 
 
 @functools.cache

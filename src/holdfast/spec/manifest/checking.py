@@ -176,11 +176,11 @@ def check(data: bytes, more: Rules = (), hints: Rules = ()) -> Checked:
     if _is_another(root):
         return Checked(None, in_order(one for one in problems if one.path in ("apiVersion", "kind")))
     warnings = shaper.warnings
-    problems += _told(root, OF_EACH, manifest or _whole_services(root))
+    problems += _problems_by(root, OF_EACH, manifest or _whole_services(root))
     if manifest is not None:
-        problems += _told(root, OF_ALL, manifest)
-        problems += _told(root, more, manifest) if not problems else []
-        warnings += _told(root, WARNINGS + hints, manifest)
+        problems += _problems_by(root, OF_ALL, manifest)
+        problems += _problems_by(root, more, manifest) if not problems else []
+        warnings += _problems_by(root, WARNINGS + hints, manifest)
     return Checked(None if problems else manifest, in_order(problems), in_order(warnings))
 
 
@@ -203,7 +203,7 @@ def _whole_services(root: Node) -> Manifest:
     return Manifest(API_VERSION, KIND, Metadata("x"), Spec(services))
 
 
-def _told(root: Node, rules: Rules, manifest: Manifest) -> list[Problem]:
+def _problems_by(root: Node, rules: Rules, manifest: Manifest) -> list[Problem]:
     return [_placed(root, finding) for rule in rules for finding in rule(manifest)]
 
 

@@ -70,7 +70,7 @@ def findings(manifest: Manifest, machine: Machine) -> Findings:
             yield Finding(("spec", "services", pod.service, "extraPodSpec", "mainContainer"), str(error))
 
 
-def cramped(manifest: Manifest, machine: Machine) -> Findings:
+def full_gpus(manifest: Manifest, machine: Machine) -> Findings:
     """Yield workers that take all free memory of a GPU, so that no update fits beside them (a rule for warnings, on
     machines with GPUs)."""
     for pod in pods(manifest):
@@ -79,7 +79,7 @@ def cramped(manifest: Manifest, machine: Machine) -> Findings:
                 yield Finding(("spec", "services", pod.service, "extraPodSpec", "mainContainer", "args"), LEFT)
 
 
-def unheard(manifest: Manifest) -> Findings:
+def without_effect(manifest: Manifest) -> Findings:
     """Yield settings that have no effect here, or another one than in a cluster (a rule for warnings)."""
     for at, service in services_in(manifest):
         if not service.replicas:
@@ -92,7 +92,7 @@ def unheard(manifest: Manifest) -> Findings:
             what = "it serves whole requests, as decode workers do: no KV cache goes from one to the other"
             yield Finding((*at, "subComponentType"), what)
         for where, probe in probes_of(at, service):
-            yield from _unheard_probe(where, probe)
+            yield from _probe_without_effect(where, probe)
     for where, variable in variables_in(manifest):
         if variable.value_from is not None and variable.value_from.field_ref is not None:
             yield Finding((*where, "valueFrom"), PODS)
@@ -102,7 +102,7 @@ def unheard(manifest: Manifest) -> Findings:
         yield Finding(image, "images are not run here: what is installed is, and another image only rolls it out again")
 
 
-def _unheard_probe(at: Steps, probe: Probe) -> Findings:
+def _probe_without_effect(at: Steps, probe: Probe) -> Findings:
     page = "/health" if at[-1] == "readinessProbe" else "/live"
     if at[-1] == "readinessProbe" or probe.http_get is None or probe.http_get.path != page:
         yield Finding(at, f"the supervisor here asks {page}, in its own way")

@@ -95,7 +95,7 @@ def read(data: bytes) -> tuple[Node | None, list[Problem]]:
     reader = _Reader()
     try:
         for event in _events(text):
-            reader.take(event)
+            reader.read_event(event)
     except _Stop as stop:
         return None, [*reader.problems, stop.problem]
     if reader.document is None:
@@ -145,7 +145,7 @@ class _Reader:
         self._anchors: dict[str, Node | None] = {}  # None: its node is not complete yet
         self._nodes = 0
 
-    def take(self, event: Any) -> None:
+    def read_event(self, event: Any) -> None:
         line = event.start_mark.line + 1
         if getattr(event, "tag", None):
             self._tell(line, f"has the tag {event.tag}, and tags are not read", "leave it out, or quote the value")
@@ -153,7 +153,7 @@ class _Reader:
             self._count(1, line)
             if _UNTOLD.search(event.value):
                 self._tell(line, "has a character that no process can be told", "leave it out")
-            self._add(Node(word(event.value) if event.style is None else event.value, line), event.anchor)
+            self._add(Node(scalar_value(event.value) if event.style is None else event.value, line), event.anchor)
         elif isinstance(event, yaml.AliasEvent):
             self._add(self._aliased(event.anchor, line), None)
         elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
@@ -231,7 +231,7 @@ class _Reader:
         self.problems.append(Problem(line, self._path(), what, mend=mend))
 
 
-def word(text: str) -> Scalar:
+def scalar_value(text: str) -> Scalar:
     """Return the value of a plain (unquoted) scalar."""
     if text in _NULLS:
         return None
@@ -277,7 +277,7 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
 
     def represent_str(self, data: str) -> Any:
         """Quote a string that would be parsed as another value."""
-        return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if word(data) == data else "'")
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if scalar_value(data) == data else "'")
 
 
 _Dumper.add_representer(str, _Dumper.represent_str)
