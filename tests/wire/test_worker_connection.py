@@ -1,17 +1,21 @@
-"""What a frontend sends to a worker: a burst is no reason to drop the worker, taking nothing is."""
+"""A connection to a worker: a burst is no reason to drop the worker, taking nothing is; a refusal shows its reason."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from holdfast.control.worker_probe import CanaryConnection
 from holdfast.core.address import UnixAddress
 from holdfast.core.requests import GenerateRequest, Sampling
 from holdfast.wire import net
-from holdfast.wire.frames import FrameSplitter
-from holdfast.wire.messages import Generate, decode_to_worker
+from holdfast.wire.frames import FrameSplitter, encode
+from holdfast.wire.messages import VERSION, Generate, Ping, ProcessIdentity, Refused, Welcome, decode_to_worker
 from holdfast.wire.net import SocketNetwork
 from holdfast.wire.worker_connection import WorkerConnection
 
@@ -78,3 +82,37 @@ async def test_a_worker_that_takes_nothing_is_dropped_by_name(tmp_path: Path, mo
     assert not link.closed.is_set()
     await asyncio.wait_for(link.closed.wait(), WAIT_S)
     assert "took nothing" in str(link.ended)
+
+
+WELCOME = Welcome(VERSION, 1, "n", "c", 1, 1, True, ProcessIdentity("", "", 0, 0, 0))
+PROBE: Any = SimpleNamespace(mark_heard=lambda: None, on_message=lambda message: None)
+
+
+class RefusingWorker(asyncio.Protocol):
+    """Welcomes a peer, refuses its next message, and keeps the connection open, as a worker does for two seconds."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._answers = [WELCOME, Refused("InvalidRequest", "cannot read message: invalid value 77")]
+
+    def data_received(self, data: bytes) -> None:
+        self._transport.write(encode(self._answers.pop(0)))
+
+
+@pytest.mark.parametrize(
+    "connection", [lambda: WorkerConnection("test"), lambda: CanaryConnection(PROBE, "test")], ids=["any", "canary"]
+)
+async def test_a_message_refused_after_the_welcome_is_shown_with_its_reason(
+    tmp_path: Path, connection: Callable[[], WorkerConnection]
+) -> None:
+    """Not only "connection closed": the worker says why, and the connection ends at once."""
+    network, address = SocketNetwork(), UnixAddress(str(tmp_path / "w"))
+    await network.listen(address, RefusingWorker)
+    link = connection()
+    await network.connect(address, lambda: link, WAIT_S)
+    await link.welcome(WAIT_S)
+    link.send(Ping(1))
+    await asyncio.wait_for(link.closed.wait(), WAIT_S)
+    assert link.ended.code == "InvalidRequest"
+    assert str(link.ended) == "worker refused the connection: cannot read message: invalid value 77"

@@ -214,8 +214,7 @@ class CanaryConnection(WorkerConnection):
         self._probe.mark_heard()
         if self.welcomed:
             self._probe.on_message(message)
-        else:
-            super().on_message(message)
+        super().on_message(message)
 
 
 class WorkerProbe:

@@ -25,16 +25,16 @@ class WorkerConnection(ClientConnection):
             return cast(Welcome, await self.ask(Welcome, self.hello))
 
     def on_message(self, message: ToFrontend) -> None:
-        if self.welcomed:
+        if isinstance(message, Refused):  # of the hello, or of a later message
+            self.end(message.code, f"worker refused the connection: {message.reason}")
+        elif self.welcomed:
             return
-        if isinstance(message, Welcome) and message.version == VERSION:
+        elif isinstance(message, Welcome) and message.version == VERSION:
             self.welcomed = True
             self.on_welcome(message)
             self.answer(Welcome, message)
         elif isinstance(message, Welcome):
             self.end("", f"worker speaks wire version {message.version}, this frontend {VERSION}")
-        elif isinstance(message, Refused):
-            self.end(message.code, f"worker refused the connection: {message.reason}")
 
     def on_welcome(self, welcome: Welcome) -> None:
         """Run before later messages of the same read are handled."""
