@@ -73,7 +73,7 @@ class DegradeBench:
     best_effort: float = 0.35
 
     def clients(self, tier: Tier) -> int:
-        return max(1, int(getattr(self, tier.word) * self.workers * self.places))
+        return max(1, int(getattr(self, tier.label) * self.workers * self.places))
 
     @property
     def times(self) -> DegradationSettings:
@@ -135,12 +135,12 @@ class Campaign:
 
     async def keep_asking(self, tier: Tier, number: int) -> None:
         bench = self.bench
-        body = msgspec.json.encode(chat_body(f"{tier.word} {number}", bench.tokens, return_token_ids=True))
-        await asyncio.sleep(random.Random(f"{bench.seed} {tier.word} {number}").random() * 2.0)
+        body = msgspec.json.encode(chat_body(f"{tier.label} {number}", bench.tokens, return_token_ids=True))
+        await asyncio.sleep(random.Random(f"{bench.seed} {tier.label} {number}").random() * 2.0)
         while True:
             client = await open_client(self.deployment.port)
             try:
-                received = await client.request("/v1/chat/completions", body, f"x-priority-tier: {tier.word}\r\n")
+                received = await client.request("/v1/chat/completions", body, f"x-priority-tier: {tier.label}\r\n")
             finally:
                 client.close()
             self.story.asked.append(asked_of(tier, received, bench.tokens))
@@ -258,7 +258,7 @@ def run(bench: DegradeBench, tell: Tell = lambda text: None) -> dict[str, Any]:
     with bench.deployment() as deployment:
         uvloop.run(_run(Campaign(bench, deployment, tell, story)))
     about: dict[str, Any] = {"workers": bench.workers, "places": bench.places, "seed": bench.seed}
-    about |= {"clients": {tier.word: bench.clients(tier) for tier in Tier}}
+    about |= {"clients": {tier.label: bench.clients(tier) for tier in Tier}}
     return result_of(story) | about | {"seconds": round(time.monotonic() - began_s, 1)}
 
 

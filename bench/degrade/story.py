@@ -128,8 +128,8 @@ def step_row(story: Story, step: Step) -> dict[str, Any]:
     asked, looks = story.within(step), story.settled(step)
     batches = [streams for look in looks for streams in look.streams]
     lasted_s = step.ended_s - (step.followed_s if step.followed_s is not None else step.ended_s)
-    finished = {tier.word: sum(one.status == 200 and one.tier is tier for one in asked) for tier in Tier}
-    refused = {tier.word: sum(one.status != 200 and one.tier is tier for one in asked) for tier in Tier}
+    finished = {tier.label: sum(one.status == 200 and one.tier is tier for one in asked) for tier in Tier}
+    refused = {tier.label: sum(one.status != 200 and one.tier is tier for one in asked) for tier in Tier}
     return {
         "share": step.share,
         "workers": step.workers,

@@ -9,7 +9,7 @@ from bench.degrade.judging import missed
 from bench.degrade.story import Story, step_row
 from holdfast.core.tiers import Tier
 
-TIMELINE = ("s", "workers", "level", "batch", "waiting", *(f"{t.word}_{w}" for t in Tier for w in ("ok", "refused")))
+TIMELINE = ("s", "workers", "level", "batch", "waiting", *(f"{t.label}_{w}" for t in Tier for w in ("ok", "refused")))
 
 
 def timeline(story: Story, every_s: float = 1.0) -> list[list[float | int | None]]:
@@ -50,7 +50,7 @@ def result_of(story: Story) -> dict[str, Any]:
     return {
         "steps": [step_row(story, step) for step in story.steps],
         "levels": [change.level for change in story.changes],
-        "refused": {tier.word: refused_by_level(story, tier) for tier in Tier},
+        "refused": {tier.label: refused_by_level(story, tier) for tier in Tier},
         "finished": sum(one.status == 200 and one.whole for one in story.asked),
         "lost": sum(one.status == 200 and not one.whole for one in story.asked),
         "noise": {"seconds": round(swung_s, 1), "levels": [change.level for change in noisy]},

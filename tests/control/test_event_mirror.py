@@ -83,7 +83,7 @@ async def test_what_happens_stands_in_the_stream(fleet: Fleet, running: Redis) -
         await until(lambda: len(running.entries()) == 4, "that nobody does")
         await fleet.forget()
         await last(running, "evict", None)
-        await until(lambda: sum(metrics.told.values()) == 5, "all to be counted")
+        await until(lambda: sum(metrics.sent.values()) == 5, "all to be counted")
     first, *_ = found = running.entries()
     assert [one["event_type"] for one in found] == ["deploy", "scale", "queue_state", "queue_state", "evict"]
     assert first.items() >= {"model_key": "m", "deployment": "d", "timestamp": "1.500"}.items()

@@ -10,8 +10,8 @@ from holdfast.core.tiers import TIER_DEFAULT, Tier, UnknownTier, key_tiers, pars
 @pytest.mark.parametrize("tier", Tier)
 def test_a_tier_is_read_as_it_is_written(tier: Tier) -> None:
     """In any case, with spaces around it."""
-    assert parse_tier(tier.word) is tier
-    assert parse_tier(f" {tier.word.upper()} ") is tier
+    assert parse_tier(tier.label) is tier
+    assert parse_tier(f" {tier.label.upper()} ") is tier
 
 
 @pytest.mark.parametrize("text", ["", "gold", "best-effort", "0", "premium,standard", "x" * 5000])

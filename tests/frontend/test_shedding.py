@@ -57,7 +57,7 @@ class World:
 
     def ask(self, tier: Tier, port: int = 0) -> Reply:
         with Raw(port or self.ports[0]) as raw:
-            return raw.post(CHAT, chat(), f"x-priority-tier: {tier.word}\r\n").reply()
+            return raw.post(CHAT, chat(), f"x-priority-tier: {tier.label}\r\n").reply()
 
     def counts(self) -> tuple[list[int], int]:
         """Streams by worker, of both frontends, and requests that wait."""
@@ -78,7 +78,7 @@ class World:
             raws = [clients.enter_context(Raw(self.ports[number % 2])) for number in range(count)]
             for raw in raws:
                 body = chat(stream=True, max_tokens=60000, ignore_eos=True)
-                raw.post(CHAT, body, f"x-priority-tier: {tier.word}\r\n")
+                raw.post(CHAT, body, f"x-priority-tier: {tier.label}\r\n")
             yield raws
 
     def full(self, each: int) -> list[int]:

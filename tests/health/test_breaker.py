@@ -29,7 +29,7 @@ from holdfast.health.breaker import (
     FailureKind,
     Renewed,
     SendTrialCanary,
-    blame,
+    classify_failure,
 )
 
 
@@ -84,20 +84,20 @@ def test_a_truncated_stream_a_zero_token_200_and_a_stall_count(
     code: str | None, tokens: int, finish: str | None, kind: FailureKind
 ) -> None:
     """Each counts, and three of any of them in a row open the breaker."""
-    assert blame(code, tokens=tokens, finish=finish) is kind
+    assert classify_failure(code, tokens=tokens, finish=finish) is kind
     made = breaker()
     assert isinstance(made.step(Attempts(failed={kind: 3}), 0.0)[0], BreakerOpened)
 
 
 def test_a_whole_answer_and_one_handed_back_are_no_failures() -> None:
     """An answer that ended, and a request that a worker gave back because it was told to stop."""
-    assert blame(None, tokens=1, finish="stop") is None
-    assert blame(Code.ENGINE_SHUTDOWN, tokens=3, finish=None, handed_back=True) is None
+    assert classify_failure(None, tokens=1, finish="stop") is None
+    assert classify_failure(Code.ENGINE_SHUTDOWN, tokens=3, finish=None, handed_back=True) is None
 
 
 def test_every_name_of_a_failure_is_judged() -> None:
     """No code is the worker's fault only because nobody thought of it."""
-    blamed = {code for code in Code if blame(code, tokens=1, finish=None) is not None}
+    blamed = {code for code in Code if classify_failure(code, tokens=1, finish=None) is not None}
     assert blamed == {
         Code.CANNOT_CONNECT,
         Code.DISCONNECTED,
@@ -128,7 +128,7 @@ def test_a_fresh_load_is_not_held_responsible() -> None:
     assert [type(effect) for effect in made.step(Renewed(), 70.0)] == [BreakerClosed]
     opened = made.step(fail(3), 71.0)[0]
     assert isinstance(opened, BreakerOpened)
-    assert opened.rest_s == 60.0
+    assert opened.pause_s == 60.0
 
 
 def test_rests_are_jittered_and_never_shorter_than_set() -> None:
@@ -137,7 +137,7 @@ def test_rests_are_jittered_and_never_shorter_than_set() -> None:
     for draw in (0.0, 0.5, 0.999):
         effect = Breaker("w", lambda draw=draw: draw).step(fail(3), 0.0)[0]
         assert isinstance(effect, BreakerOpened)
-        rests.append(effect.rest_s)
+        rests.append(effect.pause_s)
     assert rests[0] == 60.0
     assert rests == sorted(set(rests))
     assert rests[-1] < 60.0 * (1 + JITTER_MAX)
@@ -183,7 +183,7 @@ class Keeper:
         for effect in effects:
             if isinstance(effect, BreakerOpened):
                 assert before is not BreakerState.OPEN
-                assert self.limits.open_s <= effect.rest_s <= OPEN_S_MAX * (1 + JITTER_MAX)
+                assert self.limits.open_s <= effect.pause_s <= OPEN_S_MAX * (1 + JITTER_MAX)
                 self.opened_s, self.history = self.now, []
         if before is BreakerState.OPEN:
             assert after is not BreakerState.CLOSED or isinstance(event, Renewed)

@@ -483,9 +483,9 @@ class Keeper(Asker):
         after = self.canary.state
         assert (after is CanaryState.ABSENT) == (self.canary.next_deadline_s is None)
         assert (after is CanaryState.ASKING) >= (SendTry in kinds(effects))
-        if isinstance(event, DeadlineReached) and before is CanaryState.RESTING and SendTry in kinds(effects):
+        if isinstance(event, DeadlineReached) and before is CanaryState.IDLE and SendTry in kinds(effects):
             assert self.rested_s is None or self.now - self.rested_s >= 30.0
-        if after is CanaryState.RESTING and before in (CanaryState.ASKING, CanaryState.PAUSING):
+        if after is CanaryState.IDLE and before in (CanaryState.ASKING, CanaryState.PAUSING):
             self.rested_s = None if isinstance(event, TryRefused | CanaryPresent) else self.now
         if isinstance(event, CanaryPresent | CanaryGone):
             self.rested_s = None
@@ -561,5 +561,5 @@ def test_no_order_of_events_breaks_its_promises(story: list[tuple[str, object]],
         if keeper.canary.state is not CanaryState.ASKING:
             break
         keeper.feed(TryAnswered(keeper.number, 0, 0.01, 8, 0.0))
-    assert keeper.canary.state is CanaryState.RESTING
+    assert keeper.canary.state is CanaryState.IDLE
     assert keeper.canary.record().clean >= 1

@@ -45,7 +45,7 @@ class WorkerStory:
         for effect in self.breaker.step(event, self.now):
             match effect:
                 case b.BreakerOpened():
-                    self.say(f"breaker opens for {effect.rest_s:g} s: {effect.reason}")
+                    self.say(f"breaker opens for {effect.pause_s:g} s: {effect.reason}")
                     self.tell(effect)
                 case b.SendTrialCanary():
                     self.out.append(effect.number)
@@ -87,7 +87,9 @@ class WorkerStory:
     def do_ended(self, rest: str) -> None:
         """`ended InvalidRequest 0`, `ended - 0 stop`: an attempt's end, and whether it is the worker's fault."""
         code, tokens, *finish = rest.split()
-        kind = b.blame(None if code == "-" else code, tokens=int(tokens), finish=finish[0] if finish else None)
+        kind = b.classify_failure(
+            None if code == "-" else code, tokens=int(tokens), finish=finish[0] if finish else None
+        )
         self.say("not its fault" if kind is None else f"its fault: {kind}")
         if kind is not None:
             self.tell_breaker(b.Attempts(failed={kind: 1}))

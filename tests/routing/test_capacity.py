@@ -18,7 +18,7 @@ from holdfast.routing.capacity import (
     Meter,
     Profile,
     Rates,
-    measure,
+    measure_capacity,
 )
 from holdfast.spec.health import SloSettings as Slo
 from tests.rigs.transcripts import must_go_as_written, stories
@@ -31,12 +31,12 @@ def metered(streams: float, pace_ms: float, at_s: float = 0.0, windows: int = 50
     """One that saw so many streams at that pace, up to then."""
     meter = Meter()
     for window in range(windows):
-        meter.saw(streams, round(streams * 100_000 / pace_ms), 100.0, at_s - windows + 1 + window)
+        meter.add_window(streams, round(streams * 100_000 / pace_ms), 100.0, at_s - windows + 1 + window)
     return meter
 
 
 def ratio(*carriers: Carrier, slo: Slo = SLO, planned: int = 4, now_s: float = 0.0) -> float:
-    return measure(slo, ANSWERS, carriers, planned, now_s).ratio
+    return measure_capacity(slo, ANSWERS, carriers, planned, now_s).ratio
 
 
 # -- units
@@ -46,7 +46,7 @@ def test_no_mixed_units_a_few_fast_streams_are_not_a_low_rate() -> None:
     """Three places that turn over ten requests a second each keep a promise of twenty: as a number three is less than
     twenty, and the sketch's least of concurrency and rate would have called it 15 %."""
     carrier = Carrier("w", 1.0, places=3, meter=metered(3.0, pace_ms=1.0))
-    capacity = measure(Slo(requests_per_s=20.0), ANSWERS, [carrier], 1, 0.0)
+    capacity = measure_capacity(Slo(requests_per_s=20.0), ANSWERS, [carrier], 1, 0.0)
     assert capacity.rates.requests_per_s == pytest.approx(30.0, rel=0.01)
     assert capacity.ratio == pytest.approx(1.5, rel=0.01)
 
@@ -62,8 +62,8 @@ def test_no_mixed_units_each_rate_is_compared_with_its_own_promise() -> None:
 def test_capacity_is_told_in_what_was_promised() -> None:
     """Of a promise in tokens nobody is told requests, which only follow from it."""
     carrier = Carrier("w", 1.0, places=3)
-    assert "400 of 400 tokens/s" in str(measure(Slo(tokens_per_s=400.0), ANSWERS, [carrier], 1, 0.0))
-    assert "4 of 4 requests/s" in str(measure(SLO, ANSWERS, [carrier], 1, 0.0))
+    assert "400 of 400 tokens/s" in str(measure_capacity(Slo(tokens_per_s=400.0), ANSWERS, [carrier], 1, 0.0))
+    assert "4 of 4 requests/s" in str(measure_capacity(SLO, ANSWERS, [carrier], 1, 0.0))
 
 
 @given(st.floats(0.01, 100.0), st.floats(0.01, 100.0), st.floats(0.1, 1000.0))
@@ -89,8 +89,8 @@ def test_a_new_worker_is_taken_to_be_like_its_peers() -> None:
     """The median of the measured ones of its kind, not those of another kind, and not its share of the promise."""
     carriers = [Carrier(f"w{number}", 1.0, 8, metered(8.0, pace_ms=40.0), kind="a") for number in range(3)]
     carriers.append(Carrier("other", 1.0, 8, metered(8.0, pace_ms=10.0), kind="b"))
-    known = measure(SLO, ANSWERS, carriers, 4, 0.0)
-    new = measure(SLO, ANSWERS, [*carriers, Carrier("new", 1.0, 8, kind="a")], 4, 0.0)
+    known = measure_capacity(SLO, ANSWERS, carriers, 4, 0.0)
+    new = measure_capacity(SLO, ANSWERS, [*carriers, Carrier("new", 1.0, 8, kind="a")], 4, 0.0)
     assert known.rates.tokens_per_s == pytest.approx(3 * 200.0 + 800.0, rel=0.01)
     assert new.rates.tokens_per_s - known.rates.tokens_per_s == pytest.approx(200.0, rel=0.01)
     assert (known.unmeasured, new.unmeasured) == (0, 1)
@@ -99,17 +99,17 @@ def test_a_new_worker_is_taken_to_be_like_its_peers() -> None:
 def test_a_place_that_is_free_between_two_streams_is_carried_too() -> None:
     """Workers that are all but full, one of 25 places free on average while the next stream comes, are full ones."""
     carriers = [Carrier(f"w{number}", 1.0, 8, metered(8.0 * 0.96, pace_ms=40.0)) for number in range(4)]
-    assert measure(SLO, ANSWERS, carriers, 4, 0.0).rates.tokens_per_s == pytest.approx(4 * 200.0, rel=0.01)
+    assert measure_capacity(SLO, ANSWERS, carriers, 4, 0.0).rates.tokens_per_s == pytest.approx(4 * 200.0, rel=0.01)
 
 
 def test_what_is_left_without_one_is_what_the_others_carry() -> None:
     """For whoever wonders whether a worker could be spared; one that carries nothing takes nothing with it."""
     carriers = [Carrier("a", 1.0, 8, metered(8.0, pace_ms=40.0)), Carrier("b", 0.5, 8), Carrier("c", 0.0, 8)]
-    capacity = measure(SLO, ANSWERS, carriers, 4, 0.0)
+    capacity = measure_capacity(SLO, ANSWERS, carriers, 4, 0.0)
     assert capacity.without("a") == pytest.approx(0.25, rel=0.02)
     assert capacity.without("b") == pytest.approx(0.5, rel=0.02)
     assert capacity.without("c") == capacity.ratio
-    assert measure(Slo(), ANSWERS, carriers[:1], 1, 0.0).without("a") == 0.0
+    assert measure_capacity(Slo(), ANSWERS, carriers[:1], 1, 0.0).without("a") == 0.0
 
 
 def test_without_a_promise_any_worker_is_enough() -> None:
@@ -124,7 +124,7 @@ def test_without_a_promise_any_worker_is_enough() -> None:
 
 def test_a_worker_at_its_limit_counts_as_what_it_makes() -> None:
     """8 streams at 40 ms are 200 tokens/s and 2 requests/s of 100 tokens, whatever was planned."""
-    capacity = measure(SLO, ANSWERS, [Carrier("w", 1.0, 8, metered(8.0, pace_ms=40.0))], 4, 0.0)
+    capacity = measure_capacity(SLO, ANSWERS, [Carrier("w", 1.0, 8, metered(8.0, pace_ms=40.0))], 4, 0.0)
     assert capacity.rates.tokens_per_s == pytest.approx(200.0, rel=0.01)
     assert capacity.rates.requests_per_s == pytest.approx(2.0, rel=0.01)
     assert capacity.ratio == pytest.approx(0.5, rel=0.01)
@@ -135,7 +135,9 @@ def test_kv_blocks_bound_the_streams(kv_blocks: int | None, streams: float) -> N
     """Prompt and answer take 200 tokens: 50 blocks of 16 hold four such, whatever the places."""
     carrier = Carrier("w", 1.0, 8, metered(8.0, pace_ms=40.0), kv_blocks=kv_blocks)
     assert carrier.streams_max(ANSWERS) == streams
-    assert measure(SLO, ANSWERS, [carrier], 4, 0.0).rates.tokens_per_s == pytest.approx(streams / 0.04, rel=0.01)
+    assert measure_capacity(SLO, ANSWERS, [carrier], 4, 0.0).rates.tokens_per_s == pytest.approx(
+        streams / 0.04, rel=0.01
+    )
 
 
 @pytest.mark.parametrize("multiplier", [0.75, 0.5])
@@ -145,7 +147,7 @@ def test_a_smaller_batch_does_not_look_like_less_capacity(multiplier: float) -> 
     carriers = [Carrier(f"w{number}", 1.0, 8, meter) for number in range(2)]
     before = ratio(*carriers)
     for window in range(1, 1000):
-        meter.saw(8.0 * multiplier, round(8.0 * multiplier / 0.030), 1.0, float(window))
+        meter.add_window(8.0 * multiplier, round(8.0 * multiplier / 0.030), 1.0, float(window))
         assert ratio(*carriers, now_s=float(window)) >= before
 
 
@@ -162,14 +164,14 @@ def test_more_streams_are_never_faster_so_the_older_sight_gives_way() -> None:
     """A worker that has become slow shows it with the few streams it still gets; and shows with many that it mended."""
     meter = metered(8.0, pace_ms=40.0)
     carrier = Carrier("w", 1.0, 8, meter)
-    whole = measure(SLO, ANSWERS, [carrier], 4, 0.0).rates.tokens_per_s
+    whole = measure_capacity(SLO, ANSWERS, [carrier], 4, 0.0).rates.tokens_per_s
     for window in range(1, 60):
-        meter.saw(2.0, 10, 1.0, float(window))  # 200 ms a token
-    slow = measure(SLO, ANSWERS, [carrier], 4, 60.0).rates.tokens_per_s
+        meter.add_window(2.0, 10, 1.0, float(window))  # 200 ms a token
+    slow = measure_capacity(SLO, ANSWERS, [carrier], 4, 60.0).rates.tokens_per_s
     for window in range(61, 160):
-        meter.saw(8.0, 200, 1.0, float(window))
+        meter.add_window(8.0, 200, 1.0, float(window))
     assert slow < whole / 2
-    assert measure(SLO, ANSWERS, [carrier], 4, 160.0).rates.tokens_per_s == pytest.approx(whole, rel=0.05)
+    assert measure_capacity(SLO, ANSWERS, [carrier], 4, 160.0).rates.tokens_per_s == pytest.approx(whole, rel=0.05)
 
 
 def test_bad_news_is_forgotten_and_good_news_is_not() -> None:
@@ -186,9 +188,9 @@ def test_windows_that_say_nothing_are_not_counted() -> None:
     """No tokens, less than a stream, no time: whether a worker hangs is for others to judge."""
     meter = Meter()
     for _ in range(100):
-        meter.saw(8.0, 0, 1.0, 0.0)
-        meter.saw(0.5, 10, 1.0, 0.0)
-        meter.saw(8.0, 10, 0.0, 0.0)
+        meter.add_window(8.0, 0, 1.0, 0.0)
+        meter.add_window(0.5, 10, 1.0, 0.0)
+        meter.add_window(8.0, 10, 0.0, 0.0)
     assert ratio(*[Carrier("w", 1.0, 8, meter)] * 4) == 1.0
 
 
@@ -204,7 +206,7 @@ def test_a_window_of_prefill_is_no_slow_worker() -> None:
     meter = metered(8.0, pace_ms=20.0)
     carriers = [Carrier(f"w{number}", 1.0, 8, meter) for number in range(4)]
     before = ratio(*carriers)
-    meter.saw(8.0, 8, 1.0, 1.0)
+    meter.add_window(8.0, 8, 1.0, 1.0)
     assert ratio(*carriers, now_s=1.0) > 0.85 * before
 
 
@@ -212,10 +214,10 @@ def test_the_first_window_counts_as_any_other() -> None:
     """Streams that all begin at once make few tokens in their first second; five seconds later that is a fifth of what
     is known, not most of it, or a deployment that comes back would look slow."""
     meter = Meter()
-    meter.saw(8.0, 40, 1.0, 0.0)  # of the 200 that follow each second
+    meter.add_window(8.0, 40, 1.0, 0.0)  # of the 200 that follow each second
     for window in range(1, WINDOWS_MIN):
-        meter.saw(8.0, 200, 1.0, float(window))
-    assert meter.shown(8.0, 1.0, 5.0).most == pytest.approx((40 + 4 * 200) / WINDOWS_MIN)
+        meter.add_window(8.0, 200, 1.0, float(window))
+    assert meter.bounds(8.0, 1.0, 5.0).most == pytest.approx((40 + 4 * 200) / WINDOWS_MIN)
 
 
 def test_a_batch_that_a_level_does_not_let_come_up_is_tried_again() -> None:
@@ -225,7 +227,7 @@ def test_a_batch_that_a_level_does_not_let_come_up_is_tried_again() -> None:
     carriers = [Carrier(f"w{number}", 1.0, 8, meter) for number in range(2)]
     assert ratio(*carriers, planned=2) < 0.7
     for window in range(1, int(FRESH_S) + 2):
-        meter.saw(6.0, 150, 1.0, float(window))
+        meter.add_window(6.0, 150, 1.0, float(window))
     assert ratio(*carriers, planned=2, now_s=FRESH_S) < 0.7
     assert ratio(*carriers, planned=2, now_s=FRESH_S + 1.0) == 1.0
 
@@ -250,17 +252,17 @@ def test_what_is_counted_lies_where_it_must(
         meter, now_s = Meter(), 0.0
         for streams, tokens, window_s in traffic:
             now_s += window_s
-            meter.saw(min(streams, places), tokens, window_s, now_s)
+            meter.add_window(min(streams, places), tokens, window_s, now_s)
         carriers.append(Carrier(f"w{number}", weight, places, meter, kind=f"k{number}"))
-    capacity = measure(slo, ANSWERS, carriers, planned, 400.0)
+    capacity = measure_capacity(slo, ANSWERS, carriers, planned, 400.0)
     assert 0.0 <= capacity.ratio < 1e9
     assert capacity.carriers == sum(1 for carrier in carriers if carrier.weight)
     assert (capacity.ratio == 0.0) == (capacity.carriers == 0) or capacity.ratio < 0.001
-    assert capacity == measure(slo, ANSWERS, [c for c in carriers if c.weight], planned, 400.0)
-    whole = measure(slo, ANSWERS, [replace(c, weight=1.0) for c in carriers], planned, 400.0)
-    half = measure(slo, ANSWERS, [replace(c, weight=0.5) for c in carriers], planned, 400.0)
+    assert capacity == measure_capacity(slo, ANSWERS, [c for c in carriers if c.weight], planned, 400.0)
+    whole = measure_capacity(slo, ANSWERS, [replace(c, weight=1.0) for c in carriers], planned, 400.0)
+    half = measure_capacity(slo, ANSWERS, [replace(c, weight=0.5) for c in carriers], planned, 400.0)
     assert half.rates.tokens_per_s == pytest.approx(whole.rates.tokens_per_s / 2)
-    more = measure(slo, ANSWERS, [*carriers, Carrier("more", 1.0, 4, kind="more")], planned, 400.0)
+    more = measure_capacity(slo, ANSWERS, [*carriers, Carrier("more", 1.0, 4, kind="more")], planned, 400.0)
     assert more.ratio > capacity.ratio
 
 
@@ -282,8 +284,8 @@ def test_the_truth_lies_between_the_bounds(base_ms: float, each_ms: float, place
     truth = max(b / pace_s(b) * min(1.0, pace_max_s / pace_s(b)) for b in range(1, places + 1))
     for share in shares:
         streams = 1.0 + share * (places - 1)
-        meter.saw(streams, round(1e6 * streams / pace_s(streams)), 1e6, 0.0)
-    shown = meter.shown(places, pace_max_s, 0.0)
+        meter.add_window(streams, round(1e6 * streams / pace_s(streams)), 1e6, 0.0)
+    shown = meter.bounds(places, pace_max_s, 0.0)
     assert shown.least <= 1.1 * truth
     assert shown.most >= 0.9 * truth
     if all(share == 1.0 for share in shares) and pace_s(places) <= pace_max_s:
@@ -323,7 +325,7 @@ class Story:
             self.now_s += 1.0
             for name in flags:
                 tokens = round(values["streams"] * 1000 / values["pace_ms"])
-                self.carriers[name].meter.saw(values["streams"], tokens, 1.0, self.now_s)
+                self.carriers[name].meter.add_window(values["streams"], tokens, 1.0, self.now_s)
 
     def do_weigh(self, flags: list[str], values: dict[str, float]) -> None:
         for name, weight in values.items():
@@ -344,7 +346,7 @@ class Story:
         self.now_s += float(flags[0])
 
     def do_show(self, flags: list[str], values: dict[str, float]) -> list[str]:
-        capacity = measure(self.slo, self.profile, list(self.carriers.values()), self.planned, self.now_s)
+        capacity = measure_capacity(self.slo, self.profile, list(self.carriers.values()), self.planned, self.now_s)
         return [f"  {self.now_s:5.0f}  {capacity.ratio:.0%}: {capacity}"]
 
 

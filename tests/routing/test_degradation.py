@@ -76,7 +76,7 @@ def test_the_table_in_the_docs_is_the_one_in_the_code() -> None:
     rows = ["| level | capacity, of the SLO | batch | refused when new | latency targets |", "|---|---|---|---|---|"]
     names = ["at least 100 %", *(f"below {bound:.0%}".replace("%", " %") for bound in BOUNDS)]
     for level, (rules, name) in enumerate(zip(RULES, names, strict=True)):
-        shed = [f"`{tier.word}`" for tier in Tier if refusal(level, tier)]
+        shed = [f"`{tier.label}`" for tier in Tier if refusal(level, tier)]
         refused = "all" if len(shed) == len(Tier) else ", ".join(shed) or "none"
         rows.append(f"| {level} | {name} | × {rules.batch_multiplier:g} | {refused} | × {rules.latency_factor:g} |")
     assert "\n".join(rows) in (Path(__file__).parents[2] / "docs" / "degradation.md").read_text()
@@ -390,7 +390,7 @@ class Story:
 
     def do_status(self, words: list[str]) -> None:
         rules = RULES[self.machine.level]
-        shed = ", ".join(tier.word for tier in sorted(rules.shed)) or "nobody"
+        shed = ", ".join(tier.label for tier in sorted(rules.shed)) or "nobody"
         accepts = "accepts" if rules.accepts_new else "accepts nothing new"
         targets = f"targets x{rules.latency_factor:g}"
         self.tell(f"level {self.machine.level}: batch x{rules.batch_multiplier:g}, sheds {shed}, {targets}, {accepts}")

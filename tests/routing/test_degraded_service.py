@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from holdfast.core.tiers import Tier
-from holdfast.routing.capacity import Carrier, Meter, Profile, measure
+from holdfast.routing.capacity import Carrier, Meter, Profile, measure_capacity
 from holdfast.routing.degradation import RULES, Degradation, Sampled, refusal
 from holdfast.routing.tiers import TierQueue
 from holdfast.spec.health import DegradationSettings, SloSettings
@@ -76,7 +76,7 @@ class World:
         for worker in self.workers:
             if worker.there:
                 tokens = round(len(worker.running) * TICK_S / PACE_S)
-                worker.meter.saw(len(worker.running), tokens, TICK_S, self.now_s)
+                worker.meter.add_window(len(worker.running), tokens, TICK_S, self.now_s)
             for request in worker.running:
                 request.left_s -= TICK_S
                 self.ended[request.tier] += request.left_s < TICK_S / 2
@@ -116,7 +116,7 @@ class World:
     def decide(self) -> None:
         carriers = [Carrier("w", 1.0, PLACES, worker.meter) for worker in self.workers if worker.there]
         slo = SloSettings(requests_per_s=FULL_PER_S)
-        capacity = measure(slo, Profile(100.0, ANSWER_TOKENS), carriers, WORKERS, self.now_s)
+        capacity = measure_capacity(slo, Profile(100.0, ANSWER_TOKENS), carriers, WORKERS, self.now_s)
         record = self.degradation.step(Sampled(capacity.ratio, capacity.carriers), self.now_s)
         if record is not None and record.level != self.levels[-1]:
             self.levels.append(record.level)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from holdfast.routing.capacity import Capacity, Carrier, Profile, measure
+from holdfast.routing.capacity import Capacity, Carrier, Profile, measure_capacity
 from holdfast.routing.spares import (
     FLAP_S,
     PATIENCE_MAX,
@@ -29,7 +29,7 @@ SLO = SloSettings(requests_per_s=10.0)
 def capacity_of(members: list[SpareCandidate], planned: int, slo: SloSettings = SLO, factor: float = 1.0) -> Capacity:
     """What those that serve carry, each a share of the promise times `factor`."""
     there = [Carrier(one.name, one.weight, 8) for one in members if not one.spare]
-    found = measure(slo, PROFILE, there, planned, 0.0)
+    found = measure_capacity(slo, PROFILE, there, planned, 0.0)
     by_carrier = {name: rates.times(factor) for name, rates in found.by_carrier.items()}
     return replace(found, rates=found.rates.times(factor), by_carrier=by_carrier)
 

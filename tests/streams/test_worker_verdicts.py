@@ -13,7 +13,14 @@ from holdfast.health.records import ControlRecord, HealthRecord
 from holdfast.health.standing import UNCHECKED, WEIGHTS, HealthCause, HealthStatus, WorkerStanding
 from holdfast.spec.waits import HoldSettings
 from holdfast.store.contract import Deleted, Lost, Put, Snapshot
-from holdfast.streams.verdicts import CHECKING_ALONE_S, CHECKING_S, FIRST_CHECK_S, Share, VerdictChange, WorkerVerdicts
+from holdfast.streams.verdicts import (
+    CHECKING_ALONE_S,
+    CHECKING_S,
+    FIRST_CHECK_S,
+    TrafficShare,
+    VerdictChange,
+    WorkerVerdicts,
+)
 
 KEY = InstanceKey("d-00000000", "worker", "generate", 7)
 AT = HEALTH + KEY.path
@@ -34,7 +41,7 @@ def control(*, leads: bool) -> bytes:
     return msgspec.json.encode(ControlRecord(name="c", leads=leads))
 
 
-def share_of(verdicts: WorkerVerdicts, known_s: float = 0.0, *, trusted: bool = False) -> Share:
+def share_of(verdicts: WorkerVerdicts, known_s: float = 0.0, *, trusted: bool = False) -> TrafficShare:
     return verdicts.share(KEY, trusted=trusted, since_s=100.0, now_s=100.0 + known_s)
 
 

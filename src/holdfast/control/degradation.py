@@ -32,7 +32,7 @@ from holdfast.control.worker_health import WorkerFacts
 from holdfast.core.ports import DeadlineReached
 from holdfast.health.records import HealthRecord
 from holdfast.health.standing import HealthCause, HealthStatus
-from holdfast.routing.capacity import Capacity, Carrier, Meter, Profile, measure
+from holdfast.routing.capacity import Capacity, Carrier, Meter, Profile, measure_capacity
 from holdfast.routing.degradation import Degradation, LevelRecord, Sampled
 from holdfast.routing.spares import Reserve, SpareCandidate, SpareChanged, SparesSampled
 from holdfast.spec.health import LevelSettings
@@ -210,7 +210,7 @@ class LevelController:
             case BeatReceived():
                 self._beaten(event, now_s)
             case RequestsEnded():
-                self.profile.ended(event.requests, event.prompt_tokens, event.answer_tokens)
+                self.profile.add_ended(event.requests, event.prompt_tokens, event.answer_tokens)
         if isinstance(event, BeatReceived | RequestsEnded) or (
             isinstance(event, DeadlineReached) and now_s < self.next_deadline_s()
         ):
@@ -280,7 +280,7 @@ class LevelController:
         took_s = now_s - window.since_s
         if took_s >= WINDOW_S:
             meter = self._meters.setdefault(worker.meter_key, Meter())
-            meter.saw(window.running / window.beats, beat.tokens - window.tokens, took_s, now_s)
+            meter.add_window(window.running / window.beats, beat.tokens - window.tokens, took_s, now_s)
             worker.window = _Window(now_s, beat.tokens)
 
     # -- samples
@@ -295,7 +295,7 @@ class LevelController:
         self._plan(now_s)
         weight = sum(one.weight for one in carriers if one.carries(now_s))
         keepers = self._keepers(weight)
-        capacity = measure(self.settings.slo, self.profile, carriers, keepers, now_s)
+        capacity = measure_capacity(self.settings.slo, self.profile, carriers, keepers, now_s)
         self.capacity = capacity
         yield from self._reserve(capacity, now_s)
         ratio, why = max(capacity.ratio, min(LEFT_SHARE_MIN, weight / keepers)), str(capacity)

@@ -17,7 +17,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
-from holdfast.control.redis_stream import Overwritten, RedisAway, RedisStream
+from holdfast.control.redis_stream import Overwritten, RedisStream, RedisUnavailable
 from holdfast.core.backoff import Backoff
 from holdfast.core.tasks import beside, done_within, first
 from holdfast.fleet.events import Change, Fact, Kind, Outages, Reader, changes, gap, outlasting
@@ -32,7 +32,7 @@ BATCH_MAX = 256  # changes in one transaction: a millisecond of Redis
 # Pause between two reads: several changes of a subject within it become one event, which is enough for readers.
 READ_S = 0.1
 LOOK_S = 30.0  # how often an idle mirror checks that Redis still has what was sent
-REST_S = 1.0  # after a bug of ours
+PAUSE_S = 1.0  # after a bug of ours
 
 
 class EventMetrics:
@@ -40,7 +40,7 @@ class EventMetrics:
 
     def __init__(self) -> None:
         self.on = False  # True: --redis was given
-        self.told = Counter[Kind]()
+        self.sent = Counter[Kind]()
         self.dropped = 0
         self.failed = 0  # failed calls of Redis
         self.waiting = 0
@@ -49,10 +49,10 @@ class EventMetrics:
     def families(self) -> list[metrics.Metric]:
         if not self.on:
             return []
-        told = {(kind.value,): float(self.told[kind]) for kind in Kind}
+        sent = {(kind.value,): float(self.sent[kind]) for kind in Kind}
         text = "events that Redis did not take in time, and that are not told any more"
         return [
-            metrics.counter("holdfast_events_told", "events that Redis has taken", ("event",), told),
+            metrics.counter("holdfast_events_told", "events that Redis has taken", ("event",), sent),
             metrics.counter("holdfast_events_dropped", text, (), {(): self.dropped}),
             metrics.counter("holdfast_events_failures", "times that Redis did not take any", (), {(): self.failed}),
             metrics.gauge("holdfast_events_waiting", "changes that are not told yet", (), {(): self.waiting}),
@@ -92,7 +92,7 @@ class EventMirror:
         self._dropped = 0  # events dropped and not yet reported as a gap
         # As Redis has them. None: unknown, Redis must be asked.
         self._number: int | None = None
-        self._told: dict[str, Fact] = {}
+        self._sent: dict[str, Fact] = {}
 
     async def run(self) -> None:
         try:
@@ -102,10 +102,10 @@ class EventMirror:
                 except Exception:
                     log.exception("bug in the mirror of events; beginning anew")
                     self._number = None
-                await asyncio.sleep(REST_S)
+                await asyncio.sleep(PAUSE_S)
         finally:
             self._metrics.connected = False
-            with contextlib.suppress(RedisAway, OSError):
+            with contextlib.suppress(RedisUnavailable, OSError):
                 await self._stream.close()
 
     async def _mirror(self) -> None:
@@ -113,7 +113,7 @@ class EventMirror:
         async with (
             beside(mirror.run(), "events' mirror") as watching,
             beside(self._read(mirror), "events read") as reading,
-            beside(self._tell(), "events told") as telling,
+            beside(self._send_all(), "events told") as telling,
         ):
             await first((), (watching, reading, telling))
             for task in (watching, reading, telling):
@@ -129,12 +129,12 @@ class EventMirror:
             left_s = outages.left_s(mirror.outages, loop.time())
             if not mirror.away:
                 facts = self._reader.read(mirror.values)
-                self._hear(outlasting(self._facts, facts) if left_s else facts)
+                self._queue_changes(outlasting(self._facts, facts) if left_s else facts)
             await done_within(mirror.news.wait(), left_s or None)
             await asyncio.sleep(self._read_s)
             mirror.news.clear()
 
-    def _hear(self, facts: dict[str, Fact]) -> None:
+    def _queue_changes(self, facts: dict[str, Fact]) -> None:
         found = changes(self._facts, facts, self._deployment, self._unix_s())
         self._facts = facts
         self._begun.set()
@@ -148,7 +148,7 @@ class EventMirror:
 
     def _drop(self) -> None:
         """Drop all waiting changes; the current state is sent in their place later."""
-        self._count_dropped(happened(self._waiting))
+        self._count_dropped(count_events(self._waiting))
         self._waiting.clear()
         self._number = None
         log.warning("events: Redis takes none in time, and %d were dropped", self._dropped)
@@ -159,7 +159,7 @@ class EventMirror:
 
     # -- to Redis
 
-    async def _tell(self) -> None:
+    async def _send_all(self) -> None:
         await self._begun.wait()
         while True:
             self._news.clear()
@@ -168,39 +168,39 @@ class EventMirror:
                     self._number = None
                 while self._number is None or self._waiting:
                     if self._number is None:
-                        await self._go_on()
+                        await self._resume()
                     if self._waiting:
-                        await self._tell_some()
-            except (RedisAway, Overwritten) as error:
-                self._away(error)
+                        await self._send_batch()
+            except (RedisUnavailable, Overwritten) as error:
+                self._on_redis_failed(error)
                 await asyncio.sleep(self._backoff.next_s())
                 continue
-            self._well()
+            self._on_redis_ok()
             await done_within(self._news.wait(), self._look_s)
 
-    async def _go_on(self) -> None:
+    async def _resume(self) -> None:
         """Continue from what Redis says was sent."""
         batch = list(self._waiting)[:BATCH_MAX]
-        number, told = await self._stream.told()
-        if self._dropped or told not in (self._told, after(self._told, batch)):
-            self._begin_from(told)
-        elif told != self._told:  # the last batch arrived, but the answer was lost
+        number, sent = await self._stream.read_sent()
+        if self._dropped or sent not in (self._sent, facts_after(self._sent, batch)):
+            self._requeue_from(sent)
+        elif sent != self._sent:  # the last batch arrived, but the answer was lost
             for _ in batch:
                 self._waiting.popleft()
-        self._number, self._told = number, told
+        self._number, self._sent = number, sent
 
-    def _begin_from(self, told: dict[str, Fact]) -> None:
+    def _requeue_from(self, sent: dict[str, Fact]) -> None:
         now_s = self._unix_s()
-        found = changes(told, self._facts, self._deployment, now_s)
+        found = changes(sent, self._facts, self._deployment, now_s)
         if self._dropped:
-            self._count_dropped(max(0, happened(self._waiting) - happened(found)))
+            self._count_dropped(max(0, count_events(self._waiting) - count_events(found)))
             found.insert(0, gap(self._dropped, self._deployment, now_s))
         self._waiting = deque(found)
 
-    async def _tell_some(self) -> None:
+    async def _send_batch(self) -> None:
         assert self._number is not None, "Redis was asked"
         batch = list(self._waiting)[:BATCH_MAX]
-        await self._stream.tell(self._number, batch)
+        await self._stream.write(self._number, batch)
         if batch[0].event is not None and batch[0].event.event_type is Kind.GAP:
             self._dropped -= batch[0].event.data["dropped"]
         if self._number is None:  # changes were dropped meanwhile: ask Redis what it has
@@ -209,17 +209,17 @@ class EventMirror:
             self._waiting.popleft()
         events = [one.event.event_type for one in batch if one.event is not None]
         self._number += len(events)
-        self._told = after(self._told, batch)
-        self._metrics.told.update(events)
+        self._sent = facts_after(self._sent, batch)
+        self._metrics.sent.update(events)
         self._metrics.waiting = len(self._waiting)
 
-    def _well(self) -> None:
+    def _on_redis_ok(self) -> None:
         self._backoff.reset()
         if not self._metrics.connected:
             log.info("events: Redis takes them, and has %d", self._number)
         self._metrics.connected = True
 
-    def _away(self, error: Exception) -> None:
+    def _on_redis_failed(self, error: Exception) -> None:
         self._number = None
         if self._metrics.connected or not self._metrics.failed:
             log.warning("events: Redis does not take them, and is asked again: %s", error)
@@ -227,14 +227,14 @@ class EventMirror:
         self._metrics.failed += 1
 
 
-def happened(waiting: Iterable[Change]) -> int:
+def count_events(waiting: Iterable[Change]) -> int:
     """Return the number of the fleet's events among the changes, without gaps."""
     return sum(one.event is not None and one.event.event_type is not Kind.GAP for one in waiting)
 
 
-def after(told: dict[str, Fact], batch: Sequence[Change]) -> dict[str, Fact]:
+def facts_after(sent: dict[str, Fact], batch: Sequence[Change]) -> dict[str, Fact]:
     """Return the facts that are known to Redis once this batch is sent."""
-    facts = dict(told)
+    facts = dict(sent)
     for change in batch:
         if change.now is None:
             facts.pop(change.subject, None)

@@ -65,7 +65,7 @@ SUM_TICKS = 10  # reports are summed once a second
 LEVEL_TICKS = 2  # as often as beats come under work
 # The pause after a `DeadlineReached` that failed by a bug of ours: its deadline stays in the past, and would be retried
 # at every tick and flood the log.
-FAILED_REST_S = 5.0
+FAILED_PAUSE_S = 5.0
 LOUD = frozenset({
     NoticeKind.MOVED, NoticeKind.DRAINED, NoticeKind.QUARANTINED, NoticeKind.ACCUSED, NoticeKind.RELOADED,
     NoticeKind.RELIEVED, NoticeKind.ACQUITTED, NoticeKind.WITHDRAWN,
@@ -207,7 +207,7 @@ class Leadership:
         self._tasks = Tasks("leadership", self._failed)
         self._broken: asyncio.Future[None] = self._loop.create_future()
         self._ticks = 0
-        self._rests_until_s = 0.0
+        self._paused_until_s = 0.0
         self._due_s: float | None = None  # when the health controller's next tick is due; None: unknown
         # Wall time without steps: from now on it advances with the machine's monotonic clock.
         self._ahead_s = world.clock.unix_s() - world.clock.monotonic_s()
@@ -332,13 +332,13 @@ class Leadership:
         try:
             effects = self._health.step(event, self.now_s)
             self._do_effects(effects)
-            self._metrics.heard(event, effects)
+            self._metrics.count_canary(event, effects)
             self._due_s = None
             self.levels.on_health_step(event, effects, self.probes.values())
         except Exception:
             log.exception("bug in a step of the health controller; this event was not applied: %s", event)
             if isinstance(event, DeadlineReached):
-                self._rests_until_s = self._loop.time() + FAILED_REST_S
+                self._paused_until_s = self._loop.time() + FAILED_PAUSE_S
 
     def on_ping(self, path: str, took_s: float | None) -> None:
         self._metrics.checked(path, "ping", "failed" if took_s is None else "passed", took_s)
@@ -364,7 +364,7 @@ class Leadership:
                 self._sum_reports()
             if self._due_s is None:
                 self._due_s = due_s if (due_s := self._health.next_deadline_s) is not None else math.inf
-            if self._due_s <= self.now_s and now_s >= self._rests_until_s:
+            if self._due_s <= self.now_s and now_s >= self._paused_until_s:
                 self.on_event(DeadlineReached())
 
     def _tick_part(self, part: WorkerProbe | LevelLoop, tick: Callable[[], None]) -> None:

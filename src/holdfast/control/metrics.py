@@ -58,13 +58,13 @@ class ControlMetrics:
             kept.counts[bisect_left(CHECK_BOUNDS_S, took_s)] += 1
             kept.sum_s += took_s
 
-    def heard(self, event: hc.HealthEvent, effects: Sequence[hc.HealthEffect]) -> None:
+    def count_canary(self, event: hc.HealthEvent, effects: Sequence[hc.HealthEffect]) -> None:
         """Count the canary that ended with this step of the health controller, if one did."""
         if isinstance(event, hc.AnswerMissing):
             self.checked(event.path, "canary", "failed")
         elif isinstance(event, hc.AnswerReceived):
-            told = {effect.what for effect in effects if isinstance(effect, hc.Notice) and effect.path == event.path}
-            bad = told & {hc.NoticeKind.FAILED, hc.NoticeKind.ACCUSED}
+            notices = {effect.what for effect in effects if isinstance(effect, hc.Notice) and effect.path == event.path}
+            bad = notices & {hc.NoticeKind.FAILED, hc.NoticeKind.ACCUSED}
             self.checked(event.path, "canary", "failed" if bad else "passed", event.took_s)
 
     def forget(self, path: str) -> None:

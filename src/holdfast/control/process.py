@@ -92,13 +92,13 @@ class DeviceWatch:
         try:
             while True:
                 self._poll()
-                rest_s = POLL_S
+                pause_s = POLL_S
                 try:
                     await self._write()
                 except StoreUnavailable as error:
                     log.warning("cannot write down what a device told: %s; trying again", error)
-                    rest_s = RETRY_S
-                await asyncio.sleep(rest_s)
+                    pause_s = RETRY_S
+                await asyncio.sleep(pause_s)
         finally:
             for source in self._sources:
                 source.stop()
@@ -142,7 +142,7 @@ def _read(value: bytes | None) -> DeviceRecord | None:
 log = logging.getLogger("holdfast.control")
 
 # The pause after a leadership ended by a bug of ours; another control may acquire the lock meanwhile.
-REST_S = 1.0
+PAUSE_S = 1.0
 
 
 class Control:
@@ -207,7 +207,7 @@ class Control:
                 await self._lead_until(lost)
             except Exception:
                 log.exception("cannot lead; giving the lock back")
-                await asyncio.sleep(REST_S)
+                await asyncio.sleep(PAUSE_S)
             finally:
                 self._leadership = None
                 self._show_whether_leading()

@@ -23,7 +23,7 @@ LOST = "redis is needed for --redis: pip install 'holdfast-llm[redis]'"
 _NUMBER = "number"
 
 
-class RedisAway(Exception):
+class RedisUnavailable(Exception):
     """Redis does not answer or refuses writes (full, loading, read-only). The write may still have happened."""
 
 
@@ -41,28 +41,28 @@ class RedisStream:
         self._client = opened(url)
         self._entries_max = entries_max
         # The braces put the hash into the stream's slot of a Redis cluster.
-        self._told = f"{{{STREAM}}}:told:{deployment}"
+        self._sent_key = f"{{{STREAM}}}:told:{deployment}"
 
-    async def told(self) -> tuple[int, dict[str, Fact]]:
-        """Return the number of events sent, and the facts by subject. Raises RedisAway."""
-        held: Mapping[bytes, bytes] = await self._asked(self._client.hgetall(self._told))
+    async def read_sent(self) -> tuple[int, dict[str, Fact]]:
+        """Return the number of events sent, and the facts by subject. Raises RedisUnavailable."""
+        held: Mapping[bytes, bytes] = await self._asked(self._client.hgetall(self._sent_key))
         facts = {key.decode(): value for key, value in held.items()}
         number = int(facts.pop(_NUMBER, b"0"))
         return number, {subject: msgspec.json.decode(value, type=Fact) for subject, value in facts.items()}
 
     async def number(self) -> int:
-        """Return the number of events sent. Raises RedisAway."""
-        return int(await self._asked(self._client.hget(self._told, _NUMBER)) or 0)
+        """Return the number of events sent. Raises RedisUnavailable."""
+        return int(await self._asked(self._client.hget(self._sent_key, _NUMBER)) or 0)
 
-    async def tell(self, number: int, changes: Sequence[Change]) -> None:
-        """Write all changes or none. Raises RedisAway; Overwritten if `number` is not the number of events sent so
-        far."""
+    async def write(self, number: int, changes: Sequence[Change]) -> None:
+        """Write all changes or none. Raises RedisUnavailable; Overwritten if `number` is not the number of events sent
+        so far."""
         await self._asked(self._transaction(number, changes))
 
     async def _transaction(self, number: int, changes: Sequence[Change]) -> None:
         async with self._client.pipeline(transaction=True) as pipe:
-            await pipe.watch(self._told)
-            if int(await pipe.hget(self._told, _NUMBER) or 0) != number:
+            await pipe.watch(self._sent_key)
+            if int(await pipe.hget(self._sent_key, _NUMBER) or 0) != number:
                 raise Overwritten
             pipe.multi()  # type: ignore[no-untyped-call]
             for change in changes:
@@ -71,10 +71,10 @@ class RedisStream:
                     entry = {"id": change.id(number), **fields(change.event)}
                     pipe.xadd(STREAM, entry, maxlen=self._entries_max, approximate=True)
                 if change.now is None:
-                    pipe.hdel(self._told, change.subject)
+                    pipe.hdel(self._sent_key, change.subject)
                 else:
-                    pipe.hset(self._told, change.subject, msgspec.json.encode(change.now))
-            pipe.hset(self._told, _NUMBER, number)
+                    pipe.hset(self._sent_key, change.subject, msgspec.json.encode(change.now))
+            pipe.hset(self._sent_key, _NUMBER, number)
             await pipe.execute()
 
     async def _asked(self, call: Any) -> Any:
@@ -85,7 +85,7 @@ class RedisStream:
         except WatchError as error:
             raise Overwritten from error
         except (RedisError, OSError, TimeoutError, ValueError) as error:
-            raise RedisAway(str(error) or type(error).__name__) from error
+            raise RedisUnavailable(str(error) or type(error).__name__) from error
 
     async def close(self) -> None:
         await self._client.aclose()

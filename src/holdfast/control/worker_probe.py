@@ -34,7 +34,7 @@ from holdfast.core.ports import Network
 from holdfast.core.requests import GenerateRequest, Output, Sampling, TokenLogprobs
 from holdfast.core.tasks import beside
 from holdfast.discovery.registry import Instance
-from holdfast.health.breaker import blame
+from holdfast.health.breaker import classify_failure
 from holdfast.health.expectations import TOP, answer_of
 from holdfast.health.liveness import Liveness, LivenessChanged
 from holdfast.health.watcher import CONNECT_TIMEOUT_S, BeatWatcher, Finding, is_local, probe
@@ -143,7 +143,7 @@ class CanaryAsker:
             # Control chose the question, so a refusal says nothing about the worker.
             self.end_unanswered(output.stream, f"it does not take the question: {output.failure.message}", ours=True)
         elif output.failure is not None:
-            failed = blame(output.failure.code, tokens=0, finish=None) is not None
+            failed = classify_failure(output.failure.code, tokens=0, finish=None) is not None
             self.end_unanswered(output.stream, f"{output.failure.code}: {output.failure.message}", failed=failed)
         elif output.finish is not None:
             self._end(output.stream)

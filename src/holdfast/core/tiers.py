@@ -18,14 +18,14 @@ class Tier(IntEnum):
     BEST_EFFORT = 2
 
     @property
-    def word(self) -> str:
+    def label(self) -> str:
         """Return the name used in headers and settings."""
         return self.name.lower()
 
 
 TIER_DEFAULT = Tier.STANDARD
-TIER_WORDS = tuple(tier.word for tier in Tier)
-_BY_WORD = {tier.word: tier for tier in Tier}
+TIER_LABELS = tuple(tier.label for tier in Tier)
+_BY_LABEL = {tier.label: tier for tier in Tier}
 
 
 class UnknownTier(ValueError):
@@ -34,9 +34,9 @@ class UnknownTier(ValueError):
 
 def parse_tier(text: str) -> Tier:
     """Return the tier with that name, ignoring case; raise `UnknownTier` if there is none."""
-    tier = _BY_WORD.get(text.strip().lower())
+    tier = _BY_LABEL.get(text.strip().lower())
     if tier is None:
-        raise UnknownTier(f"there is no tier {text[:40]!r}; use one of {', '.join(TIER_WORDS)}")
+        raise UnknownTier(f"there is no tier {text[:40]!r}; use one of {', '.join(TIER_LABELS)}")
     return tier
 
 
@@ -56,13 +56,13 @@ def split_key(written: str) -> tuple[str, Tier | None]:
 
     A final `=` belongs to the key, because base64 ends so. Any other text after the last `=` raises `UnknownTier`: it
     is more likely a mistyped tier than part of a key. The error text does not contain the key."""
-    key, equals, word = written.rpartition("=")
-    if not equals or not word.strip():
+    key, equals, label = written.rpartition("=")
+    if not equals or not label.strip():
         return written, None
-    tier = _BY_WORD.get(word.strip().lower())
+    tier = _BY_LABEL.get(label.strip().lower())
     if tier is None:
         raise UnknownTier(
-            f"an API key ends in =WORD, and WORD is no tier; use one of {', '.join(TIER_WORDS)}, "
+            f"an API key ends in =WORD, and WORD is no tier; use one of {', '.join(TIER_LABELS)}, "
             "or write a key that has = within it as KEY=standard"
         )
     return key, tier

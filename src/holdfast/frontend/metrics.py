@@ -86,7 +86,7 @@ class FrontendMetrics:
         name, text = "dynamo_frontend_inter_token_latency_seconds", "every gap between two tokens of a stream"
         moved = "streams that went on at another worker: takeover, reprefill, handover, token_mismatch (wrong answers)"
         shed = "new requests refused for want of capacity"
-        shown = {(tier.word, reason): 0 for tier in Tier for reason in SHED_REASONS} | self._stats.shed
+        shown = {(tier.label, reason): 0 for tier in Tier for reason in SHED_REASONS} | self._stats.shed
         labels = ("source_group", "target_group", "method")
         return [
             metrics.histogram(name, text, ("model",), GAP_BOUNDS_S, gaps),

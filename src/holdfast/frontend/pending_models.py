@@ -133,7 +133,7 @@ class PendingModels:
     def _push_out(self, waiter: _Waiter) -> None:
         tier = waiter.account.tier
         shed = pushed_out(tier, self.settings.shed_retry_s)
-        self.stats.shed[tier.word, shed.reason] += 1
+        self.stats.shed[tier.label, shed.reason] += 1
         waiter.pushed = of_failure(Code.PUSHED_OUT, shed.message, retry_after_s=shed.retry_after_s)
         waiter.woken.set()
 

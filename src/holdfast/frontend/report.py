@@ -22,7 +22,7 @@ from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.roster import Roster
 
 PERIOD_S = 1.0
-REST_S = 0.1  # between two reports, also urgent ones
+PAUSE_S = 0.1  # between two reports, also urgent ones
 NEVER = (0, float("inf"))
 
 
@@ -50,10 +50,10 @@ class FrontendReport:
     async def run(self) -> None:
         """Run until cancelled."""
         while True:
-            await done_within(self._soon.wait(), PERIOD_S - REST_S)
+            await done_within(self._soon.wait(), PERIOD_S - PAUSE_S)
             self._soon.clear()
             self.write_if_changed()
-            await asyncio.sleep(REST_S)
+            await asyncio.sleep(PAUSE_S)
 
     def write_if_changed(self) -> None:
         report = self._report()

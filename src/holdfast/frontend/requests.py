@@ -128,7 +128,7 @@ class RequestsPage:
             place=waiting.place if waiting is not None else None,
             waited_s=round(max(0.0, now_s - since_s), 3) if waits else None,
             why=waiting.why if waiting is not None else "",
-            tier=account.tier.word,
+            tier=account.tier.label,
             stream=account.kind == "stream",
             created=round(self.unix_s() - (now_s - account.began_s), 3),
         )

@@ -97,7 +97,7 @@ class DeploymentLevel:
         level = self.level
         if level == 0 or (shed := refusal(level, tier, self.retry_after_s)) is None:
             return
-        self.stats.shed[tier.word, shed.reason] += 1
+        self.stats.shed[tier.label, shed.reason] += 1
         status, kind = (429, OVERLOADED) if RULES[level].accepts_new else (503, UNAVAILABLE)
         raise ApiError(status, shed.message, kind, None, shed.reason, shed.retry_after_s, shed.reason)
 

@@ -1,12 +1,12 @@
 """The circuit breaker of one worker stops its traffic after too many failures, and admits it again once canaries pass.
 Pure: no I/O, no clock (`now_s` is passed in, and never goes back), no randomness but what is injected.
 
-Theory (facts 13). Only the worker's own faults count. `blame` decides whether an attempt ended by such a fault; a
-client's mistake, a refusal by a full worker or a cancelled request cannot open a breaker. It opens after several
-failures in a row, or at a high failure rate: a worker that fails every fifth request has no failures in a row. While
-the breaker is open, attempts are not counted, because they began before it opened. After a pause the breaker requests
-exactly `canaries` canaries; clients' requests never test a worker. If all pass, it closes. If one fails or is not
-answered, it opens again. Each opening soon after the last one doubles the pause.
+Theory (facts 13). Only the worker's own faults count. `classify_failure` decides whether an attempt ended by such a
+fault; a client's mistake, a refusal by a full worker or a cancelled request cannot open a breaker. It opens after
+several failures in a row, or at a high failure rate: a worker that fails every fifth request has no failures in a row.
+While the breaker is open, attempts are not counted, because they began before it opened. After a pause the breaker
+requests exactly `canaries` canaries; clients' requests never test a worker. If all pass, it closes. If one fails or is
+not answered, it opens again. Each opening soon after the last one doubles the pause.
 
 Counts come from several frontends and without an order, so the caller passes the counts of one interval as one event.
 A success in the interval ends a run of failures. So do tokens of a running attempt, because long streams rarely end. A
@@ -68,7 +68,7 @@ class BreakerState(IntEnum):
 
 class BreakerCause(StrEnum):
     TOO_MANY = "too-many"  # failures in a row, or too large a share
-    RESTED = "rested"  # the pause is over
+    PAUSE_OVER = "pause-over"  # the pause is over
     PASSED = "passed"  # every canary passed
     NOT_PASSED = "not-passed"  # a canary failed, or was not answered
     RENEWED = "renewed"  # the worker is another process, or loaded its weights again
@@ -76,7 +76,7 @@ class BreakerCause(StrEnum):
 
 TABLE: dict[BreakerState, dict[BreakerCause, BreakerState]] = {
     BreakerState.CLOSED: {BreakerCause.TOO_MANY: BreakerState.OPEN, BreakerCause.RENEWED: BreakerState.CLOSED},
-    BreakerState.OPEN: {BreakerCause.RESTED: BreakerState.HALF_OPEN, BreakerCause.RENEWED: BreakerState.CLOSED},
+    BreakerState.OPEN: {BreakerCause.PAUSE_OVER: BreakerState.HALF_OPEN, BreakerCause.RENEWED: BreakerState.CLOSED},
     BreakerState.HALF_OPEN: {
         BreakerCause.PASSED: BreakerState.CLOSED,
         BreakerCause.NOT_PASSED: BreakerState.OPEN,
@@ -96,7 +96,7 @@ class FailureKind(StrEnum):
     ENGINE_ERROR = "engine error"
 
 
-_BLAME: dict[str, FailureKind | None] = {
+_KIND_OF_CODE: dict[str, FailureKind | None] = {
     Code.CANNOT_CONNECT: FailureKind.DISCONNECTED,
     Code.DISCONNECTED: FailureKind.DISCONNECTED,
     Code.CONNECTION_TIMEOUT: FailureKind.TIMEOUT,
@@ -117,14 +117,16 @@ _BLAME: dict[str, FailureKind | None] = {
 }
 
 
-def blame(code: str | None, *, tokens: int, finish: str | None, handed_back: bool = False) -> FailureKind | None:
+def classify_failure(
+    code: str | None, *, tokens: int, finish: str | None, handed_back: bool = False
+) -> FailureKind | None:
     """Return how the worker failed an attempt, or None if it is not at fault. `code`: the code of the failure, if any;
     `tokens`: made in this attempt, an end-of-text token included; `finish`: why the stream ended; `handed_back`: the
     worker returned the request because it was asked to stop. An unknown code counts as the worker's fault."""
     if handed_back:
         return None
     if code is not None:
-        return _BLAME.get(code, FailureKind.ENGINE_ERROR)
+        return _KIND_OF_CODE.get(code, FailureKind.ENGINE_ERROR)
     if finish is None:
         return FailureKind.TRUNCATED
     return None if tokens else FailureKind.ZERO_TOKENS
@@ -169,10 +171,10 @@ BreakerEvent = Attempts | CanaryAnswered | Renewed | BreakerProbe | DeadlineReac
 
 @dataclass(frozen=True, slots=True)
 class BreakerOpened:
-    """The worker gets no more clients' requests; canaries are sent after `rest_s` at the earliest."""
+    """The worker gets no more clients' requests; canaries are sent after `pause_s` at the earliest."""
 
     reason: str
-    rest_s: float
+    pause_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +216,7 @@ class Breaker:
         self._run = 0  # failures in a row
         self._window: deque[list[int]] = deque()  # [slot of time, attempts, failures], oldest first
         self._until_s = 0.0  # OPEN: the end of the pause; HALF_OPEN: the deadline of the canaries
-        self._rest_s = 0.0
+        self._pause_s = 0.0
         self._closed_s = 0.0
         self._asked = 0
         self._out: set[int] = set()  # canaries without an answer yet
@@ -232,13 +234,13 @@ class Breaker:
         return None if self.state is BreakerState.CLOSED else self._until_s
 
     def record(self) -> BreakerRecord:
-        return BreakerRecord(self.state, self.reason, self._until_s, self._rest_s, self._closed_s, self._asked)
+        return BreakerRecord(self.state, self.reason, self._until_s, self._pause_s, self._closed_s, self._asked)
 
     def restore(self, record: BreakerRecord, now_s: float) -> None:
         """Continue from another process's record. A half-open breaker requests its own canaries and ignores those of
         the other process. The other clock may have differed, so no pause becomes longer than the maximum."""
         assert self.state is BreakerState.CLOSED, self
-        self.reason, self._rest_s, self._asked = record.reason, record.rest_s, record.asked
+        self.reason, self._pause_s, self._asked = record.reason, record.rest_s, record.asked
         self._closed_s = min(record.closed_s, now_s)
         if record.state == BreakerState.CLOSED:
             return
@@ -320,17 +322,17 @@ class Breaker:
 
     def _become_open(self, cause: BreakerCause, why: str, now_s: float) -> tuple[BreakerEffect, ...]:
         # If it was closed for longer than the last pause, the pause starts from the minimum again; else it doubles.
-        soon = cause is BreakerCause.NOT_PASSED or (self._rest_s > 0.0 and now_s - self._closed_s < self._rest_s)
+        soon = cause is BreakerCause.NOT_PASSED or (self._pause_s > 0.0 and now_s - self._closed_s < self._pause_s)
         if not (cause is BreakerCause.NOT_PASSED and self._probed):
-            self._rest_s = min(2 * self._rest_s if soon else self._limits.open_s, OPEN_S_MAX)
+            self._pause_s = min(2 * self._pause_s if soon else self._limits.open_s, OPEN_S_MAX)
         self._change_state(cause)
         self.reason = why
-        rest_s = self._rest_s * (1 + JITTER_MAX * self._jitter())
-        self._until_s = now_s + rest_s
-        return (BreakerOpened(why, rest_s),)
+        pause_s = self._pause_s * (1 + JITTER_MAX * self._jitter())
+        self._until_s = now_s + pause_s
+        return (BreakerOpened(why, pause_s),)
 
     def _become_half_open(self, now_s: float, *, probed: bool = False) -> tuple[BreakerEffect, ...]:
-        self._change_state(BreakerCause.RESTED)
+        self._change_state(BreakerCause.PAUSE_OVER)
         self._probed = probed
         self._until_s = now_s + CANARY_S
         first = self._asked + 1
@@ -345,5 +347,5 @@ class Breaker:
         self.reason = ""
         self._closed_s = now_s
         if cause is BreakerCause.RENEWED:
-            self._rest_s = 0.0
+            self._pause_s = 0.0
         return () if was is BreakerState.CLOSED else (BreakerClosed(why),)

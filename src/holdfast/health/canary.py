@@ -70,7 +70,7 @@ OCCUPANCIES = (0.0, 0.25, 0.5, 1.0)
 
 class CanaryState(StrEnum):
     ABSENT = "absent"
-    RESTING = "resting"
+    IDLE = "idle"
     ASKING = "asking"  # a try is out
     PAUSING = "pausing"  # before the next try of the same check
 
@@ -85,16 +85,16 @@ class CanaryCause(StrEnum):
 
 
 TABLE: dict[CanaryState, dict[CanaryCause, CanaryState]] = {
-    CanaryState.ABSENT: {CanaryCause.CAME: CanaryState.RESTING},
-    CanaryState.RESTING: {CanaryCause.BEGUN: CanaryState.ASKING, CanaryCause.LEFT: CanaryState.ABSENT},
+    CanaryState.ABSENT: {CanaryCause.CAME: CanaryState.IDLE},
+    CanaryState.IDLE: {CanaryCause.BEGUN: CanaryState.ASKING, CanaryCause.LEFT: CanaryState.ABSENT},
     CanaryState.ASKING: {
         CanaryCause.TRY_FAILED: CanaryState.PAUSING,
-        CanaryCause.OVER: CanaryState.RESTING,
+        CanaryCause.OVER: CanaryState.IDLE,
         CanaryCause.LEFT: CanaryState.ABSENT,
     },
     CanaryState.PAUSING: {
         CanaryCause.AGAIN: CanaryState.ASKING,
-        CanaryCause.OVER: CanaryState.RESTING,
+        CanaryCause.OVER: CanaryState.IDLE,
         CanaryCause.LEFT: CanaryState.ABSENT,
     },
 }
@@ -255,7 +255,7 @@ class WorkerCanary:
         self._turn = 0
         self._asked_s = 0.0  # the last try
         self._until_s = 0.0  # ASKING: when the try counts as lost; PAUSING: when the next try begins
-        self._due_s = 0.0  # RESTING: the next check
+        self._due_s = 0.0  # IDLE: the next check
         self._cost_s = 0.0
         self._check: _Check | None = None
         self._requested: list[CheckRequested] = []
@@ -275,7 +275,7 @@ class WorkerCanary:
     def next_deadline_s(self) -> float | None:
         if self.state is CanaryState.ABSENT:
             return None
-        return self._due_s if self.state is CanaryState.RESTING else self._until_s
+        return self._due_s if self.state is CanaryState.IDLE else self._until_s
 
     def record(self) -> CanaryRecord:
         baselines = {place: replace(each) for place, each in self._baselines.items()}
@@ -312,7 +312,7 @@ class WorkerCanary:
                 self._check.sound = event.sound
                 return self._on_failed_try(CanaryFailing.NO_ANSWER, event.reason, now_s)
             case TryRefused():
-                return self._become_resting(now_s, min(REFUSED_S, self._limits.interval_s))
+                return self._become_idle(now_s, min(REFUSED_S, self._limits.interval_s))
 
     # -- the schedule
 
@@ -321,7 +321,7 @@ class WorkerCanary:
             return ()
         if self.state is CanaryState.ABSENT:
             self.state = TABLE[self.state][CanaryCause.CAME]
-        elif self.state is not CanaryState.RESTING:
+        elif self.state is not CanaryState.IDLE:
             self.state = TABLE[self.state][CanaryCause.OVER]
         self._check = None
         same, self._load = event.load == self._load, event.load
@@ -351,18 +351,18 @@ class WorkerCanary:
             return ()
         # A breaker's canary has a deadline: it goes before questions that only teach the expected answer.
         self._requested.insert(0 if event.number is not None else len(self._requested), event)
-        return self._begin_requested(now_s) if self.state is CanaryState.RESTING else ()
+        return self._begin_requested(now_s) if self.state is CanaryState.IDLE else ()
 
     def _tick(self, now_s: float) -> tuple[CanaryEffect, ...]:
         due_s = self.next_deadline_s
         if due_s is None or now_s < due_s:
             return ()
-        if self.state is CanaryState.RESTING:
+        if self.state is CanaryState.IDLE:
             return self._become_asking(CheckRequested("it is time"), now_s)
         if self.state is CanaryState.PAUSING:
             self.state = TABLE[self.state][CanaryCause.AGAIN]
             return self._send(now_s)
-        return (HealthNote(f"no answer or error was reported for canary {self._number}"), *self._become_resting(now_s))
+        return (HealthNote(f"no answer or error was reported for canary {self._number}"), *self._become_idle(now_s))
 
     def _begin_requested(self, now_s: float) -> tuple[CanaryEffect, ...]:
         return self._become_asking(self._requested.pop(0), now_s) if self._requested else ()
@@ -381,10 +381,10 @@ class WorkerCanary:
         self._until_s = now_s + TRY_S + LOST_S
         return (SendTry(self._number, self._turn, self._check.question),)
 
-    def _become_resting(self, now_s: float, rest_s: float | None = None) -> tuple[CanaryEffect, ...]:
+    def _become_idle(self, now_s: float, pause_s: float | None = None) -> tuple[CanaryEffect, ...]:
         self.state = TABLE[self.state][CanaryCause.OVER]
         self._check = None
-        self._due_s = now_s + (self._interval_s() if rest_s is None else rest_s)
+        self._due_s = now_s + (self._interval_s() if pause_s is None else pause_s)
         return self._begin_requested(now_s)
 
     def _interval_s(self) -> float:
@@ -448,7 +448,7 @@ class WorkerCanary:
             why = f"{late}, the others of its set by {check.peers:.1f}"
             return self._end(check, CanaryFailed(self._load, self._asked_s, CanaryFailing.SLOW, why), True, now_s)
         if not check.sound:
-            return (HealthNote(f"no verdict, control reached no worker: {check.why}"), *self._become_resting(now_s))
+            return (HealthNote(f"no verdict, control reached no worker: {check.why}"), *self._become_idle(now_s))
         failed = CanaryFailed(self._load, self._asked_s, CanaryFailing.NO_ANSWER, check.why, check.moving)
         return self._end(check, failed, False, now_s)
 
@@ -466,7 +466,7 @@ class WorkerCanary:
 
     def _end(self, check: _Check, outcome: CanaryEffect, passed: bool, now_s: float) -> tuple[CanaryEffect, ...]:
         notes = () if check.breaker is None else (CanaryAnswered(check.breaker, passed),)
-        return (outcome, *notes, *self._become_resting(now_s))
+        return (outcome, *notes, *self._become_idle(now_s))
 
 
 def pace_of(others: Iterable[WorkerCanary], since_s: float) -> float | None:

@@ -551,7 +551,7 @@ class Expectations:
                 continue
             del self._juries[place]
             given = jury.accused.weights in self._entries[jury.accused.question].given
-            alone = len(right) == 1 and not given and self._is_one_word(jury.accused)
+            alone = len(right) == 1 and not given and self._has_single_source(jury.accused)
             if (len(right) > len(alike) and not alone) or (not others and given):
                 effects += self._convict(jury.accused, len(right))
             elif spoke or not others:
@@ -562,7 +562,7 @@ class Expectations:
                 )
         return tuple(effects)
 
-    def _is_one_word(self, accused: WeightsAccused) -> bool:
+    def _has_single_source(self, accused: WeightsAccused) -> bool:
         """Return True if the expectation was learnt from a single verified set, and the accused's answer has no flaw
         that shows it to be wrong by itself."""
         answer = self._heard[accused.question].get(accused.weights)

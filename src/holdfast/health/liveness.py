@@ -78,7 +78,7 @@ PROBATION_ADMIT_MAX = 2
 # A return this soon after the last is flapping: each one doubles the probation.
 FLAP_S = 60.0
 # A wedged engine without work makes no steps. It gets work again after this pause.
-WEDGED_REST_S = 10.0
+WEDGED_PAUSE_S = 10.0
 
 _STOPPED_STATES = frozenset("TtZXx")
 
@@ -440,7 +440,7 @@ class WorkerLiveness:
             return ()
         if self._idle_since_s is None:
             self._idle_since_s = now_s
-        if now_s - self._idle_since_s < max(WEDGED_REST_S, self._probation_s):
+        if now_s - self._idle_since_s < max(WEDGED_PAUSE_S, self._probation_s):
             return ()
         self._must_step = True  # idleness proves nothing about its steps: it stays on probation until it makes one
         return self._turn(now_s, LivenessCause.RETURNED, "it has had no work for a while and is tried again")

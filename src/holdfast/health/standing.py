@@ -92,7 +92,7 @@ class Lift(StrEnum):
     ANSWERED = "a canary was answered rightly, if slowly"
     LOADED = "a fresh load"
     ACQUITTED = "its weights are as they were written, and answer rightly"
-    SETTLED = "it is known which is right"
+    RESOLVED = "it is known which is right"
     SEEN = "its process is there"
     ALIVE = "its beats show that it is alive"
     BACK = "it came back, and is on probation"
@@ -128,7 +128,7 @@ TABLE: dict[HealthCause, tuple[HealthStatus, frozenset[Lift]]] = {
     HealthCause.CANARY_FAILING: (S.UNHEALTHY, _CANARY),
     HealthCause.CANARY_SLOW: (S.SUSPICIOUS, frozenset({L.PASSED, L.LOADED})),
     HealthCause.WRONG: (S.UNHEALTHY, frozenset({L.LOADED, L.ACQUITTED})),
-    HealthCause.DISPUTED: (S.SUSPICIOUS, frozenset({L.SETTLED, L.LOADED})),
+    HealthCause.DISPUTED: (S.SUSPICIOUS, frozenset({L.RESOLVED, L.LOADED})),
     HealthCause.BREAKER: (S.UNHEALTHY, frozenset({L.CLOSED})),
     HealthCause.LOST: (S.UNHEALTHY, frozenset({L.BACK, L.ALIVE})),
     HealthCause.PROBATION: (S.SUSPICIOUS, frozenset({L.ALIVE})),
@@ -358,7 +358,7 @@ def _apply(s: WorkerStanding, event: StandingEvent, now_s: float) -> Outcome:
             return _on_canary_failed(s, event)
         case Disputed():
             return (
-                _hold_cause(s, HealthCause.DISPUTED, event.reason) if event.reason else _lift_causes(s, Lift.SETTLED)
+                _hold_cause(s, HealthCause.DISPUTED, event.reason) if event.reason else _lift_causes(s, Lift.RESOLVED)
             ), ()
         case WorkerAcquitted():
             return _acquit(s), ()

@@ -145,7 +145,7 @@ class BeatWatcher:
             raise
         self._beat, self._identity = beat, welcome.process
         answers = self._ask is not None and welcome.load > 0  # older versions do not know pings
-        self._tell(Connected(is_local(welcome.process), answers), self._loop.time())
+        self._step(Connected(is_local(welcome.process), answers), self._loop.time())
 
     async def keep(self, due: Callable[[], Awaitable[None]] | None = None) -> None:
         """Keep a beat connection open until cancelled, reopening it when it breaks. `due` returns when the next attempt
@@ -168,7 +168,7 @@ class BeatWatcher:
             beat.abort()
         if self._beat is beat:
             self._beat = None
-            self._tell(Disconnected(), self._loop.time())
+            self._step(Disconnected(), self._loop.time())
 
     def reset(self) -> None:
         """Discard the verdict, because there is another process or another session with it."""
@@ -178,24 +178,24 @@ class BeatWatcher:
         self._identity, self._probing = None, False
         self.liveness = WorkerLiveness(self.liveness.name)
 
-    def hear(self) -> None:
+    def note_sign_of_life(self) -> None:
         """Note a sign of life from another connection, which ends the process's silence at once."""
-        self._tell(DataReceived(), self._loop.time())
+        self._step(DataReceived(), self._loop.time())
 
     def tick(self, now_s: float, *, heard: bool = False, streams_open: bool = False) -> None:
         """Tick `liveness`. `heard`: a sign of life came on another connection since the last tick."""
         if heard:
-            self._tell(DataReceived(), now_s)
+            self._step(DataReceived(), now_s)
         if self._beat is not None:
             for beat in self._beat.beats:
                 self.last = beat
-                self._tell(beat, now_s)
+                self._step(beat, now_s)
             self._beat.beats.clear()
-        self._tell(LivenessTick(streams_open), now_s)
+        self._step(LivenessTick(streams_open), now_s)
         if self._probing and self._identity is not None:
-            self._tell(probe(self._identity), now_s)
+            self._step(probe(self._identity), now_s)
 
-    def _tell(self, event: LivenessEvent, now_s: float) -> None:
+    def _step(self, event: LivenessEvent, now_s: float) -> None:
         for effect in self.liveness.step(event, now_s):
             if isinstance(effect, SetProbing):
                 self._probing = effect.on

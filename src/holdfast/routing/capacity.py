@@ -54,7 +54,7 @@ class Profile:
     answer_tokens: float = 256.0
     requests: int = 0  # counted so far
 
-    def ended(self, requests: int, prompt_tokens: int, answer_tokens: int) -> None:
+    def add_ended(self, requests: int, prompt_tokens: int, answer_tokens: int) -> None:
         """Count requests that ended well, with the sums of their tokens."""
         if requests < 1:
             return
@@ -132,7 +132,7 @@ class Meter:
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
 
-    def saw(self, streams: float, tokens: int, window_s: float, now_s: float) -> None:
+    def add_window(self, streams: float, tokens: int, window_s: float, now_s: float) -> None:
         """Count a window that ended now: the mean of running streams (without queued ones) and the tokens made.
 
         A window without tokens or with less than one stream says nothing about the pace; hangs are detected elsewhere.
@@ -152,7 +152,7 @@ class Meter:
                 if other != size and (other > size) == (old.pace_s < seen.pace_s):
                     old.show(seen.pace_s)
 
-    def shown(self, streams_max: float, pace_max_s: float, now_s: float) -> PaceBounds:
+    def bounds(self, streams_max: float, pace_max_s: float, now_s: float) -> PaceBounds:
         """Return the bounds of tokens per second with at most `streams_max` streams, each allowed this pace."""
         known = [seen for seen in self._seen.values() if seen.windows >= WINDOWS_MIN]
         fresh = [seen for seen in known if now_s - seen.at_s <= FRESH_S]
@@ -243,7 +243,9 @@ class Capacity:
         return f"{figures[least]} ({counts})"
 
 
-def measure(slo: SloSettings, profile: Profile, carriers: Sequence[Carrier], planned: int, now_s: float) -> Capacity:
+def measure_capacity(
+    slo: SloSettings, profile: Profile, carriers: Sequence[Carrier], planned: int, now_s: float
+) -> Capacity:
     """Return what these workers carry. `planned`: the number of workers planned to keep the promise."""
     assert planned >= 1, planned
     answer_tokens = profile.answer_tokens
@@ -251,7 +253,7 @@ def measure(slo: SloSettings, profile: Profile, carriers: Sequence[Carrier], pla
     share = promised.times(1.0 / planned) if promised is not None else Rates()
     pace_s = allowed_pace_s(slo, answer_tokens)
     there = [carrier for carrier in carriers if carrier.carries(now_s)]
-    shown = [carrier.meter.shown(carrier.streams_max(profile), pace_s, now_s) for carrier in there]
+    shown = [carrier.meter.bounds(carrier.streams_max(profile), pace_s, now_s) for carrier in there]
     by_kind: dict[str, list[float]] = {}
     for carrier, one in zip(there, shown, strict=True):
         if one.measured:

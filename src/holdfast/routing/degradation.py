@@ -84,14 +84,14 @@ def refusal(level: int, tier: Tier, retry_after_s: float = RETRY_AFTER_S) -> She
         why = f"capacity is too low for new requests (degradation level {level})"
         return Shed("no_capacity", why, retry_after_s)
     if tier in rules.shed:
-        why = f"capacity is low, and {tier.word} requests are not taken (degradation level {level})"
+        why = f"capacity is low, and {tier.label} requests are not taken (degradation level {level})"
         return Shed("tier_shed", why, retry_after_s)
     return None
 
 
 def pushed_out(tier: Tier, retry_after_s: float = RETRY_AFTER_S) -> Shed:
     """Return the refusal of the last request of a full queue, which requests before it push out."""
-    return Shed("pushed_out", f"too many requests wait, and this one ({tier.word}) stands last", retry_after_s)
+    return Shed("pushed_out", f"too many requests wait, and this one ({tier.label}) stands last", retry_after_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,7 @@ class DegradationSettings(Settings, frozen=True):
             "If the level gets worse this soon after it got better, the next recovery takes twice as long.", "s", min=0
         ),
     ] = 300.0
+    # Of the level, not of streams: those wait for `HoldSettings.hold_s`, from which `spec.plan` sets this one.
     hold_s: Annotated[
         float,
         about(

@@ -13,7 +13,8 @@ from holdfast.spec.settings import Settings, about
 class HoldSettings(Settings, frozen=True):
     """Waiting times while a set has no worker, or all are full."""
 
-    # Control waits for the same time before it refuses new requests (`spec.health`).
+    # The wait of streams. `DegradationSettings.hold_s` is the level's: control refuses new requests after the same
+    # time.
     hold_s: Annotated[
         float, about("Time that streams and requests wait for a worker if there is none.", "s", min=0)
     ] = 30.0

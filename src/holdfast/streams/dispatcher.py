@@ -26,7 +26,7 @@ import logging
 from collections.abc import Callable
 
 from holdfast.core.errors import RESUMABLE, Code
-from holdfast.health.breaker import blame
+from holdfast.health.breaker import classify_failure
 from holdfast.routing.table import PriorityClass, RouteSlot, request_cost
 from holdfast.spec.waits import HoldSettings
 from holdfast.streams.directory import ModelDirectory
@@ -171,7 +171,7 @@ class Dispatcher:
             return
         link = self._link_of(flight)
         if counted := faulty and link is not None and not link.draining:
-            kind = blame(code, tokens=ledger.emitted - ledger.mark, finish=None)
+            kind = classify_failure(code, tokens=ledger.emitted - ledger.mark, finish=None)
             link.counts.count_failure(kind, flight, link.streams.values(), self.clock())
         self._take_back(flight, died=code in DEATHS, tell_worker=tell_worker, counted=counted)
         verdict = after_failure(code, message, ledger.empty_attempts, ledger.deaths)

@@ -191,7 +191,7 @@ class HoldPolicy:
     def _push_out(self, flight: Flight) -> None:
         if flight.ledger.end():
             shed = pushed_out(flight.tier, self._settings.shed_retry_s)
-            self._stats.shed[flight.tier.word, shed.reason] += 1
+            self._stats.shed[flight.tier.label, shed.reason] += 1
             _tell_failed(flight, Code.PUSHED_OUT, shed.message, shed.retry_after_s)
 
     def _refuse_full(self, flight: Flight, message: str) -> None:

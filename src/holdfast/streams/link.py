@@ -26,7 +26,7 @@ from holdfast.streams.flight import Flight, WorkerSet
 from holdfast.streams.observations import WorkerCounts
 from holdfast.streams.stats import TokenGaps
 from holdfast.streams.takeovers import LeaderClaim
-from holdfast.streams.verdicts import Share
+from holdfast.streams.verdicts import TrafficShare
 from holdfast.wire.frames import FrameError
 from holdfast.wire.messages import (
     Active,
@@ -87,7 +87,7 @@ class WorkerLink:
         self.trusted = False  # its liveness allows work (`WorkerLiveness.routable`)
         self.admit_max: int | None = None  # limit on its streams while it is on probation (`WorkerLiveness`)
         self.since_s = 0.0  # when it was discovered
-        self.share = Share()  # of traffic, by control's verdict
+        self.share = TrafficShare()  # of traffic, by control's verdict
         self.had_traffic = False  # its share was above 0 at some time
         self.eligible_ignoring_rollout = False  # its share would be above 0 without a rollout or fleet
         self.called_in = (

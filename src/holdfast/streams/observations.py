@@ -8,7 +8,7 @@ be to blame. So until it has made tokens again, it counts against one worker at 
 against none.
 
 Always true: counts only grow. Failures of one kind that happen at once (a broken connection, a stall, one frame) count
-as one. Only failures that `health.breaker.blame` attributes to the worker count.
+as one. Only failures that `health.breaker.classify_failure` attributes to the worker count.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ class Roster:
             on_finding=partial(self._on_finding, link),
             ask=link.ask,
         )
-        link.on_sign_of_life = watcher.hear
+        link.on_sign_of_life = watcher.note_sign_of_life
         self._tasks[link] = self._running.spawn(self._keep(link), instance.name)
 
     def _withdrawn(self, instance: Instance) -> None:

@@ -38,7 +38,7 @@ CHECKING_ALONE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class TrafficShare:
     """The share of traffic that one worker gets, and why."""
 
     weight: float = 1.0
@@ -61,7 +61,7 @@ class Share:
         return f"{self.status.lower()}: {self.reason}" if self.status else self.reason
 
 
-def idle_share(share: Share, by: str) -> Share:
+def idle_share(share: TrafficShare, by: str) -> TrafficShare:
     """Return the share of a worker that a rollout or a fleet replaces or keeps in reserve: no new work, and its streams
     are moved away, whatever its verdict."""
     return replace(share, weight=0.0, status="IDLE", reason=f"the {by} gives it no work", drains=True, idle=True)
@@ -101,17 +101,19 @@ class WorkerVerdicts:
             news.append(VerdictChange(None))
         return news
 
-    def share(self, key: InstanceKey, *, trusted: bool, since_s: float, now_s: float, alone: bool = False) -> Share:
+    def share(
+        self, key: InstanceKey, *, trusted: bool, since_s: float, now_s: float, alone: bool = False
+    ) -> TrafficShare:
         """Return the share of a worker that is known since `since_s`. `trusted`: it is an engine of a group, or serves
         already. `alone`: no other worker of its set serves."""
         record = self._records.get(key)
         if record is None:
             if not self._awaits and (trusted or not self.is_led(key.deployment)):
-                return Share()
+                return TrafficShare()
             why = "its verdict is not known yet" if self._awaits else "it waits for its first check"
-            return _wait(Share(), why, since_s + FIRST_CHECK_S, now_s)
+            return _wait(TrafficShare(), why, since_s + FIRST_CHECK_S, now_s)
         standing = record.standing
-        share = Share(
+        share = TrafficShare(
             record.standing.weight,
             HealthStatus(standing.status).name,
             standing.reason,
@@ -176,7 +178,7 @@ def _is_out(standing: WorkerStanding) -> bool:
     return (standing.weight == 0.0 or standing.last_resort) and standing.status != HealthStatus.DEAD
 
 
-def _wait(then: Share, why: str, until_s: float, now_s: float) -> Share:
+def _wait(then: TrafficShare, why: str, until_s: float, now_s: float) -> TrafficShare:
     return then if now_s >= until_s else replace(then, weight=0.0, reason=why, until_s=until_s)
 
 

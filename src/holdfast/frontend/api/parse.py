@@ -98,10 +98,10 @@ def require(fields: Fields, name: str) -> None:
         raise invalid(name, f"'{name}' is required", "missing_required_parameter")
 
 
-def settle(fields: Fields) -> Fields:
+def check_combined_fields(fields: Fields) -> Fields:
     """Check the shared fields that depend on each other; the remaining ones fit ParsedRequest."""
     require(fields, "model")
-    _settle_max_tokens(fields)
+    _merge_max_tokens(fields)
     if "_usage" in fields:
         if not fields.get("stream", False):
             raise invalid("stream_options", "'stream_options' is only allowed with 'stream': true")
@@ -111,7 +111,7 @@ def settle(fields: Fields) -> Fields:
     return fields
 
 
-def _settle_max_tokens(fields: Fields) -> None:
+def _merge_max_tokens(fields: Fields) -> None:
     completion = fields.pop("_max_completion_tokens", None)
     if completion is not None:
         if fields.get("max_tokens", completion) != completion:
@@ -181,7 +181,7 @@ def parse_chat(body: bytes, *, thorough: bool = False) -> ParsedRequest:
     elif top is not None:
         raise invalid("top_logprobs", "'top_logprobs' is only allowed with 'logprobs': true")
     _settle_tools(fields)
-    return ParsedRequest(kind="chat", **settle(fields))
+    return ParsedRequest(kind="chat", **check_combined_fields(fields))
 
 
 def _settle_tools(fields: dict[str, Any]) -> None:
@@ -288,7 +288,7 @@ def parse_completion(body: bytes, *, thorough: bool = False) -> ParsedRequest:
     choices = len(prompts) * fields.get("n", 1)
     if choices > CHOICES_MAX:
         raise invalid("n", f"'prompt' and 'n' ask for {choices} choices together; at most {CHOICES_MAX} are allowed")
-    return ParsedRequest(kind="completion", prompts=prompts, **settle(fields))
+    return ParsedRequest(kind="completion", prompts=prompts, **check_combined_fields(fields))
 
 
 def _prompts(value: Any, path: str) -> list[str | list[int]]:
