@@ -11,7 +11,7 @@ from holdfast.cli.screen import Screen
 from holdfast.cli.status import _show_incidents
 from holdfast.cli.terminal import Terminal
 from holdfast.control import health_controller as hc
-from holdfast.control.showing import ControlView, page
+from holdfast.control.status_page import ControlView, page
 from holdfast.health import standing as s
 from holdfast.health.device_faults import fault_of
 from holdfast.supervise.incidents import read_incidents

@@ -20,7 +20,7 @@ from holdfast.cli.screen import Screen
 from holdfast.cli.status import LocalState, level_line
 from holdfast.cli.terminal import Terminal, cells
 from holdfast.cli.top import ENTER, LEAVE, Overview, glance, overview, show
-from holdfast.health.shown import CapacityShown, ControlPage, LevelShown, VerdictShown
+from holdfast.health.status_page import CapacityShown, ControlPage, LevelShown, VerdictShown
 from holdfast.supervise.incidents import Incident
 from holdfast.supervise.status import Status
 from holdfast.supervise.verdicts import decided, remembered, with_verdicts

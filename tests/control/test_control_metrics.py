@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.control.metrics import ControlMetrics
-from holdfast.control.showing import ControlView, ids, page
+from holdfast.control.status_page import ControlView, ids, page
 from holdfast.health import breaker
 from holdfast.health.records import HealthRecord
-from holdfast.health.shown import LevelShown, control_page
 from holdfast.health.standing import HealthStatus, WorkerStanding
+from holdfast.health.status_page import LevelShown, control_page
 from holdfast.routing.capacity import Capacity, Rates
 from holdfast.routing.degradation import LevelRecord
 

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from holdfast.control import fleet_feed
 from holdfast.control.fleet_loop import loads_of
 from holdfast.control.metrics import ControlMetrics
-from holdfast.control.showing import ControlView
+from holdfast.control.status_page import ControlView
 from holdfast.control.worker_probe import WorkerProbe
 from holdfast.core.tasks import first
 from holdfast.discovery.keys import REPORTS

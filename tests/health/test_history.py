@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.control import health_controller as hc
-from holdfast.control.showing import ControlView, page
+from holdfast.control.status_page import ControlView, page
 from holdfast.health import breaker as b
 from holdfast.health import standing as s
 from holdfast.health.device_faults import fault_of

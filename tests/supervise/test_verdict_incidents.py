@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from holdfast.cli.status import cost, headline
 from holdfast.failover.journal import Term
-from holdfast.health.shown import VerdictShown
+from holdfast.health.status_page import VerdictShown
 from holdfast.spec.jobs import Job
 from holdfast.supervise.incidents import Incident, complete, read_incidents
 from holdfast.supervise.machine import Fell

@@ -23,7 +23,7 @@ from holdfast.cli.screen import Screen, tilde
 from holdfast.cli.terminal import write_out
 from holdfast.core.procfs import is_frozen, read_process
 from holdfast.failover.journal import Term, read_terms
-from holdfast.health.shown import ControlPage, LevelShown, VerdictShown
+from holdfast.health.status_page import ControlPage, LevelShown, VerdictShown
 from holdfast.settings import Environment
 from holdfast.spec.launch import RecordedLaunch
 from holdfast.spec.settings import about

@@ -33,7 +33,7 @@ from holdfast.cli.screen import STATE_COLOURS, Screen, tilde
 from holdfast.cli.status import LocalState, cost, headline, incidents_by_now, look_around, show_json, show_processes
 from holdfast.cli.terminal import Cell, Terminal, cells
 from holdfast.core.tasks import done_within
-from holdfast.health.shown import CapacityShown, LevelShown, VerdictShown
+from holdfast.health.status_page import CapacityShown, LevelShown, VerdictShown
 from holdfast.settings import Environment, Looks
 from holdfast.spec.arguments import UsageError
 from holdfast.spec.settings import about

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from holdfast.control import health_controller as hc
 from holdfast.control.event_mirror import EventMetrics
 from holdfast.control.fleet_metrics import FleetMetrics
-from holdfast.control.showing import ControlView, group_of, ids
+from holdfast.control.status_page import ControlView, group_of, ids
 from holdfast.health.device_faults import DeviceFault
 from holdfast.health.records import HealthRecord
 from holdfast.routing.degradation import RULES

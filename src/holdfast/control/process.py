@@ -32,7 +32,7 @@ from holdfast.control.fleet_loop import FleetLoop, loads_of
 from holdfast.control.leadership import Leadership
 from holdfast.control.metrics import ControlMetrics
 from holdfast.control.redis_stream import RedisStream
-from holdfast.control.showing import ControlView, page, refuted_of
+from holdfast.control.status_page import ControlView, page, refuted_of
 from holdfast.control.store_view import StoreView, decoded
 from holdfast.core.address import parse_address
 from holdfast.core.ports import Clock, World

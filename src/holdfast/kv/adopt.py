@@ -243,7 +243,7 @@ def read_keys(table: Table) -> NDArray[np.void]:
 def classify_entries(
     table: Table, geometry: Geometry, owner_epoch: int, blocks: Table | None = None
 ) -> NDArray[np.uint8]:
-    """Return a verdict per row, each judged by itself. `blocks` are the rows' block ids, if they are not 0, 1, 2, …"""
+    """Return a verdict per row, each by itself. `blocks` are the rows' block ids, if they are not 0, 1, 2, …"""
     word = table[:, layout.WORD]
     state = word & np.uint64(layout.STATE_MASK)
     full, free = state == layout.FULL, state == layout.FREE
@@ -308,9 +308,9 @@ class Follower:
     def __init__(self, index: Index) -> None:
         count = index.geometry.block_count
         self._index = index
-        self._epoch = owner.epoch if (owner := index.owner) else 0  # the owner epoch used to judge the entries below
+        self._epoch = owner.epoch if (owner := index.owner) else 0  # by which the entries below are classified
         self._seen: Table = np.zeros((count, ENTRY_WORDS), np.uint64)
-        self._verdicts = np.zeros(count, np.uint8)  # each row judged alone, twins not yet refused
+        self._verdicts = np.zeros(count, np.uint8)  # each row by itself, twins not yet refused
         self._keys: dict[int, bytes] = {}
         self._blocks: dict[bytes, int] = {}  # the first block of each key
         self._twins: dict[bytes, set[int]] = {}  # key → its blocks, for keys with several blocks
@@ -324,7 +324,7 @@ class Follower:
         epoch = owner.epoch if owner else 0
         table = read_table(self._index)
         if epoch != self._epoch:
-            changed = np.arange(len(table))  # the owner changed: judge every entry again
+            changed = np.arange(len(table))  # the owner changed: classify every entry again
         else:
             # The eight booleans of an entry are read as one word: several times faster than any(axis=1).
             changed = np.flatnonzero((table != self._seen).view(np.uint64)[:, 0] & NOT_HEAT)
@@ -352,7 +352,7 @@ class Follower:
         return write_verdicts(index, found, epoch, self._blocks)
 
     def _apply(self, changed: np.ndarray[tuple[int], np.dtype[np.intp]], rows: Table) -> None:
-        """Judge the changed rows and store them. `rows` is a copy, so the owner cannot change it in between."""
+        """Classify the changed rows and store them. `rows` is a copy, so the owner cannot change it in between."""
         verdicts = classify_entries(rows, self._index.geometry, self._epoch, changed.astype(np.uint64))
         for block in changed[self._verdicts[changed] == YOURS].tolist():
             self._forget(block)

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import structs
 
-from holdfast.health.shown import ControlPage, LevelShown, VerdictShown, control_page
+from holdfast.health.status_page import ControlPage, LevelShown, VerdictShown, control_page
 from holdfast.supervise.status import Status
 
 HEALTHY = "HEALTHY"

@@ -22,7 +22,7 @@ from holdfast.core.address import parse_address
 from holdfast.core.ports import Clock, Network
 from holdfast.core.procfs import is_ending
 from holdfast.failover.journal import Term, read_terms
-from holdfast.health.shown import VerdictShown
+from holdfast.health.status_page import VerdictShown
 from holdfast.spec.jobs import Job
 from holdfast.supervise.asking import get_facts
 from holdfast.supervise.incidents import (

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from holdfast.health import breaker
 from holdfast.health.expectations import ExpectationsRecord
 from holdfast.health.records import HealthRecord
-from holdfast.health.shown import CapacityShown, ControlPage, LevelShown, VerdictShown
 from holdfast.health.standing import HealthStatus
+from holdfast.health.status_page import CapacityShown, ControlPage, LevelShown, VerdictShown
 from holdfast.routing.capacity import Capacity
 from holdfast.routing.degradation import LevelRecord
 
