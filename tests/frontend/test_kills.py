@@ -18,11 +18,11 @@ import pytest
 from holdfast.core.tasks import beside
 from holdfast.core.tiers import Tier
 from holdfast.discovery.keys import KILLS, REPORTS
-from holdfast.frontend.accounts import Account, Accounts
 from holdfast.frontend.api.errors import ApiError
 from holdfast.frontend.kills import KillHandler
 from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.frontend.pending_models import PendingModels
+from holdfast.frontend.request_tracker import RequestTracker, TrackedRequest
 from holdfast.frontend.requests import RequestsPage
 from holdfast.health.records import ReportRecord
 from holdfast.spec.waits import HoldSettings
@@ -50,9 +50,9 @@ class Frontend:
     def __init__(self, store: Store, number: int) -> None:
         directory, stats = ModelDirectory(random.Random(1), 8), DispatchStats()
         clock = asyncio.get_running_loop().time
-        self.accounts = Accounts(directory, FrontendMetrics(stats))
+        self.tracker = RequestTracker(directory, FrontendMetrics(stats))
         pending = PendingModels(directory, HoldSettings(), stats, clock)
-        requests = RequestsPage(self.accounts, pending, directory, clock, lambda: NOW_S)
+        requests = RequestsPage(self.tracker, pending, directory, clock, lambda: NOW_S)
         peer = f"frontend-0{number}"
         report = ReportRecord(name=peer, at_unix_s=NOW_S, process=f"f-{number}")
         store.register(f"{REPORTS}d/{peer}", msgspec.json.encode(report))
@@ -64,10 +64,10 @@ class Frontend:
         self.kills = KillHandler(requests, store, "d", peer, random.Random(number), lambda: NOW_S, others)
         self.told: list[str] = []
 
-    def begin(self, name: str, key: str, id: str = "") -> Account:
-        account = self.accounts.begin("chat", Tier.STANDARD, id=id or f"id-{name}", name=name, key=key)
-        account.preparing = cast(Any, SimpleNamespace(kill=lambda error: self.told.append(f"{name}: {error.code}")))
-        return account
+    def begin(self, name: str, key: str, id: str = "") -> TrackedRequest:
+        tracked = self.tracker.begin("chat", Tier.STANDARD, id=id or f"id-{name}", name=name, key=key)
+        tracked.preparing = cast(Any, SimpleNamespace(kill=lambda error: self.told.append(f"{name}: {error.code}")))
+        return tracked
 
     async def delete(self, name: str, key: str) -> tuple[int, Any]:
         """The status, and what is told."""

@@ -14,7 +14,6 @@ import pytest
 from holdfast.core.errors import Code
 from holdfast.core.tiers import Tier
 from holdfast.frontend import pending_models
-from holdfast.frontend.accounts import PAST_MAX, Account, Accounts
 from holdfast.frontend.admission import Admission
 from holdfast.frontend.api.errors import ApiError
 from holdfast.frontend.api.request import ParsedRequest
@@ -22,6 +21,7 @@ from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.frontend.notes import WaitNotes
 from holdfast.frontend.pending_models import PendingModels
 from holdfast.frontend.report import UnservedDemand
+from holdfast.frontend.request_tracker import PAST_MAX, RequestTracker, TrackedRequest
 from holdfast.frontend.requests import LISTED_MAX, RequestsPage
 from holdfast.health.records import Demand, ReportRecord
 from holdfast.spec.waits import HoldSettings, KnownSettings
@@ -101,13 +101,13 @@ class Rig:
         self.loop = asyncio.get_running_loop()
         self.directory = ModelDirectory(random.Random(1), 8)
         self.pending = PendingModels(self.directory, HoldSettings(**settings), stats, self.loop.time)
-        self.accounts = Accounts(self.directory, FrontendMetrics(stats))
-        self.requests = RequestsPage(self.accounts, self.pending, self.directory, self.loop.time, lambda: 1000.0)
+        self.tracker = RequestTracker(self.directory, FrontendMetrics(stats))
+        self.requests = RequestsPage(self.tracker, self.pending, self.directory, self.loop.time, lambda: 1000.0)
         self.served = False
         self.stats = stats
 
-    def begin(self, name: str, tier: Tier = Tier.STANDARD, key: str = "") -> Account:
-        return self.accounts.begin("chat", tier, id=f"id-{name}", name=name, key=key)
+    def begin(self, name: str, tier: Tier = Tier.STANDARD, key: str = "") -> TrackedRequest:
+        return self.tracker.begin("chat", tier, id=f"id-{name}", name=name, key=key)
 
     def find(self, _parsed: ParsedRequest) -> WorkerSet | None:
         return cast(WorkerSet, self) if self.served else None
@@ -116,10 +116,10 @@ class Rig:
         self, name: str, model: str = "m", tier: Tier = Tier.STANDARD, held_bytes: int = 0
     ) -> asyncio.Task[WorkerSet]:
         parsed = ParsedRequest(kind="chat", model=model)
-        account = self.begin(name, tier)
-        account.held_bytes = held_bytes
-        account.named(parsed)
-        return asyncio.create_task(self.pending.wait(account, Client().connection, parsed, self.find))
+        tracked = self.begin(name, tier)
+        tracked.held_bytes = held_bytes
+        tracked.named(parsed)
+        return asyncio.create_task(self.pending.wait(tracked, Client().connection, parsed, self.find))
 
     def shown(self) -> list[tuple[str, int | None]]:
         return [(one.request_id, one.place) for one in self.requests.all().data]
@@ -306,7 +306,7 @@ async def test_ten_thousand_requests_leave_no_more_than_the_last_ones() -> None:
     rig = Rig()
     for number in range(10_000):
         rig.begin(f"past-{number}", key="alice").over(None)
-    assert (rig.accounts.inflight, len(rig.accounts.past)) == (0, PAST_MAX)
+    assert (rig.tracker.inflight, len(rig.tracker.past)) == (0, PAST_MAX)
     latest = rig.requests.find("past-9999", "alice")
     assert latest is not None
     assert latest.state is RequestState.FAILED

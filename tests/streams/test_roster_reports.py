@@ -10,9 +10,9 @@ import pytest
 
 from holdfast.core.tasks import beside
 from holdfast.discovery.keys import HEALTH
-from holdfast.frontend.accounts import Accounts
 from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.frontend.report import FrontendReport
+from holdfast.frontend.request_tracker import RequestTracker
 from holdfast.health.liveness import Liveness
 from holdfast.health.records import HealthRecord, ReportRecord
 from holdfast.health.standing import HealthStatus, WorkerStanding
@@ -42,8 +42,8 @@ class Told:
 
 
 def reporting(rig: RosterRig, store: Any, deployment: str = "d") -> FrontendReport:
-    accounts = Accounts(rig.directory, FrontendMetrics(rig.dispatcher.stats))
-    return FrontendReport(store, deployment, rig.roster, rig.directory, accounts, lambda: 1.0)
+    tracker = RequestTracker(rig.directory, FrontendMetrics(rig.dispatcher.stats))
+    return FrontendReport(store, deployment, rig.roster, rig.directory, tracker, lambda: 1.0)
 
 
 async def test_who_has_joined_is_admitted_before_it_was_sent_anything(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from functools import partial
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.requests import SEED_MAX, GenerateRequest
-from holdfast.frontend.accounts import Account
 from holdfast.frontend.api.errors import invalid, model_not_found, of_failure
 from holdfast.frontend.api.params import build_sampling, check_token_ids, context_exceeded
 from holdfast.frontend.api.request import CHOICES_MAX, ParsedRequest
 from holdfast.frontend.model_text import TextSide
 from holdfast.frontend.reply import Choice, EndTokens, Reply, StreamReply, WholeReply
+from holdfast.frontend.request_tracker import TrackedRequest
 from holdfast.frontend.shapes import ReplyShape
 from holdfast.frontend.text.stops import StopWatcher
 from holdfast.frontend.text.tokenizer import ENCODE_NOW_CHARS_MAX, TooManyTokens
@@ -112,7 +112,7 @@ class Admission:
         text: TextSide,
         prompts: list[list[int]],
         *,
-        account: Account,
+        tracked: TrackedRequest,
     ) -> None:
         """Make the reply and launch its streams. If it raises ApiError, nothing was started."""
         context = text.card.context_tokens_max
@@ -122,15 +122,15 @@ class Admission:
             for prompt in prompts
             for place in range(parsed.n)
         ]
-        shape = self._shape(parsed, workers, account.id)
+        shape = self._shape(parsed, workers, tracked.id)
         kind = StreamReply if parsed.stream else WholeReply
-        reply = account.reply = kind(connection, shape, text.tokenizer.table, account.over)
+        reply = tracked.reply = kind(connection, shape, text.tokenizer.table, tracked.over)
         reply.prompts = prompts
         if isinstance(reply, StreamReply):
-            reply.notes = account.notes
+            reply.notes = tracked.notes
         reply.now = asyncio.get_running_loop().time
         # A request that waited for its model's first worker counts in the queue from its arrival.
-        since_s = account.began_s if account.waited and self.directory.wants(parsed.model) else None
+        since_s = tracked.began_s if tracked.waited and self.directory.wants(parsed.model) else None
         flights: list[Flight] = []
         ends = _ends(parsed, text)
         for index, sampling in enumerate(sampled):
@@ -151,7 +151,7 @@ class Admission:
                 len(prompt),
                 sampling,
                 list(parsed.stop_token_ids),
-                account.tier,
+                tracked.tier,
             )
             choice.flight = Flight(Ledger(request), workers, choice)
             if since_s is not None:

@@ -11,7 +11,6 @@ from typing import cast
 from holdfast.core.errors import Code
 from holdfast.core.tasks import Tasks
 from holdfast.frontend.access import ANYONE, AccessRules, Caller, RequestNames
-from holdfast.frontend.accounts import Account, Accounts
 from holdfast.frontend.admission import Admission
 from holdfast.frontend.api.errors import SERVER, ApiError, log_failure, of_failure, too_busy
 from holdfast.frontend.api.parse import Unexplained
@@ -23,6 +22,7 @@ from holdfast.frontend.model_text import TextSide
 from holdfast.frontend.notes import send_error
 from holdfast.frontend.pages import OPEN_PATHS, StatusPages
 from holdfast.frontend.pending_models import PendingModels
+from holdfast.frontend.request_tracker import RequestTracker, TrackedRequest
 from holdfast.frontend.requests import PATH as REQUESTS
 from holdfast.frontend.requests import RequestsPage
 from holdfast.frontend.shedding import DeploymentLevels
@@ -49,11 +49,11 @@ class _Preparing:
     """The responder of a request until its reply exists; it notices when the client leaves."""
 
     connection: HttpConnection
-    account: Account
+    tracked: TrackedRequest
     task: asyncio.Task[None]
 
     def client_gone(self) -> None:
-        self.account.client_left()
+        self.tracked.client_left()
         self.task.cancel()
 
     def cut_off(self, why: str) -> None:
@@ -77,7 +77,7 @@ class App:
     admission: Admission
     pages: StatusPages
     names: RequestNames
-    accounts: Accounts
+    tracker: RequestTracker
     requests: RequestsPage
     kills: KillHandler
     pending: PendingModels
@@ -91,9 +91,9 @@ class App:
         """Set the name and headers that every answer has, even the answer to an invalid request."""
         connection.request_id = self.names.of(request.headers)
         connection.answer_headers = self.access.headers_for(request)
-        connection.on_status = self.accounts.count_answer if request.path in _GENERATING else None
-        if self.accounts.access is not None:
-            self.accounts.access.begin(connection, request)
+        connection.on_status = self.tracker.count_answer if request.path in _GENERATING else None
+        if self.tracker.access is not None:
+            self.tracker.access.begin(connection, request)
 
     def admit(self, connection: HttpConnection, request: HttpRequest) -> int:
         """Return how many bytes of a request's body to read, judged by its head; raise RefusedRequest to read none. If
@@ -160,87 +160,89 @@ class App:
             raise ApiError(503, "this frontend is shutting down", SERVER, None, "draining", retry_after_s=1.0)
         tier = self.access.tier_of(request, caller)
         answer_id = self.names.of_answer(endpoint)
-        account = self.accounts.begin(endpoint, tier, id=answer_id, name=connection.request_id, key=caller.key)
+        tracked = self.tracker.begin(endpoint, tier, id=answer_id, name=connection.request_id, key=caller.key)
         body, request.body = request.body, b""  # the connection keeps the request object until it is answered
         try:
             self.levels.check(tier)
             if len(body) > PARSE_NOW_BYTES_MAX:
-                self._prepare_slowly(connection, account, body)
+                self._prepare_slowly(connection, tracked, body)
                 return
             try:
                 parsed = PARSERS[endpoint](body)
             except Unexplained:
-                self._prepare_slowly(connection, account, body)  # a body reader has the time to find the wrong field
+                self._prepare_slowly(connection, tracked, body)  # a body reader has the time to find the wrong field
                 return
-            account.named(parsed)
-            account.held_bytes = parsed.held_bytes(len(body))
-            if not self._launch_now(connection, account, parsed):
-                self._prepare_slowly(connection, account, parsed)
+            tracked.named(parsed)
+            tracked.held_bytes = parsed.held_bytes(len(body))
+            if not self._launch_now(connection, tracked, parsed):
+                self._prepare_slowly(connection, tracked, parsed)
         except BaseException:
-            account.over(None)
+            tracked.over(None)
             raise
 
-    def _launch_now(self, connection: HttpConnection, account: Account, parsed: ParsedRequest) -> bool:
+    def _launch_now(self, connection: HttpConnection, tracked: TrackedRequest, parsed: ParsedRequest) -> bool:
         """Launch the request at once if that is little work; return False if it has to be prepared in a task."""
         workers = self.admission.find_set(parsed)
         if workers is None:
             return False
-        self._is_served_by(workers, account)
+        self._is_served_by(workers, tracked)
         text = cast(TextSide, workers.text)
         prompts = self.admission.prompt_texts(parsed, text)
         if not self.admission.is_short(prompts):
             return False
         tokens = self.admission.encode_now(parsed, text, prompts)
-        self.admission.launch(connection, parsed, workers, text, tokens, account=account)
+        self.admission.launch(connection, parsed, workers, text, tokens, tracked=tracked)
         return True
 
-    def _is_served_by(self, workers: WorkerSet, account: Account) -> None:
+    def _is_served_by(self, workers: WorkerSet, tracked: TrackedRequest) -> None:
         """Note the deployment; raise ApiError if it sheds the request."""
-        self.levels.check_for(workers.deployment, account.tier)
-        account.deployment = workers.deployment
+        self.levels.check_for(workers.deployment, tracked.tier)
+        tracked.deployment = workers.deployment
 
-    def _prepare_slowly(self, connection: HttpConnection, account: Account, asked: ParsedRequest | bytes) -> None:
+    def _prepare_slowly(
+        self, connection: HttpConnection, tracked: TrackedRequest, asked: ParsedRequest | bytes
+    ) -> None:
         if isinstance(asked, bytes):
-            account.held_bytes = len(asked)
-        held_bytes = self._held_bytes - self.pending.held_bytes + account.held_bytes
+            tracked.held_bytes = len(asked)
+        held_bytes = self._held_bytes - self.pending.held_bytes + tracked.held_bytes
         if len(self._tasks) - len(self.pending) >= PREPARING_MAX or held_bytes > PREPARING_BYTES_MAX:
             raise too_busy("too many requests are being prepared", "preparing")
-        self._held_bytes += account.held_bytes
-        task = self._tasks.spawn(self._prepare(connection, account, asked), "prepare")
+        self._held_bytes += tracked.held_bytes
+        task = self._tasks.spawn(self._prepare(connection, tracked, asked), "prepare")
         # Not inside the task: a task that is cancelled before its first step runs no line of code.
-        task.add_done_callback(lambda done: self._prepared(account, done))
-        connection.responder = account.preparing = _Preparing(connection, account, task)
+        task.add_done_callback(lambda done: self._prepared(tracked, done))
+        connection.responder = tracked.preparing = _Preparing(connection, tracked, task)
 
-    def _prepared(self, account: Account, done: asyncio.Task[None]) -> None:
-        self._held_bytes -= account.held_bytes
+    def _prepared(self, tracked: TrackedRequest, done: asyncio.Task[None]) -> None:
+        self._held_bytes -= tracked.held_bytes
         if done.cancelled():
-            account.over(None)
+            tracked.over(None)
 
-    async def _prepare(self, connection: HttpConnection, account: Account, asked: ParsedRequest | bytes) -> None:
+    async def _prepare(self, connection: HttpConnection, tracked: TrackedRequest, asked: ParsedRequest | bytes) -> None:
         """Prepare a request that could not be launched at once; the root of its task."""
         try:
-            parsed = await self._parse_large(account, asked) if isinstance(asked, bytes) else asked
+            parsed = await self._parse_large(tracked, asked) if isinstance(asked, bytes) else asked
             del asked  # frees a large body, which is parsed now
-            workers = await self.pending.wait(account, connection, parsed, self.admission.find_set)
-            self._is_served_by(workers, account)
+            workers = await self.pending.wait(tracked, connection, parsed, self.admission.find_set)
+            self._is_served_by(workers, tracked)
             text = cast(TextSide, workers.text)
             prompts = await asyncio.to_thread(self.admission.prompt_texts, parsed, text)
             tokens = await self.admission.encode(parsed, text, prompts)
-            self.admission.launch(connection, parsed, workers, text, tokens, account=account)
+            self.admission.launch(connection, parsed, workers, text, tokens, tracked=tracked)
         except ApiError as error:
-            account.over(None)
+            tracked.over(None)
             _refuse(connection, error)
         except Exception:
             log.exception("bug while preparing request %s", connection.request_id)
-            account.over(None)
+            tracked.over(None)
             _refuse(connection, ApiError(500, "internal error; the log has the details", SERVER))
 
-    async def _parse_large(self, account: Account, body: bytes) -> ParsedRequest:
+    async def _parse_large(self, tracked: TrackedRequest, body: bytes) -> ParsedRequest:
         contexts = {name: card.context_tokens_max for name, card in self.directory.models().items()}
-        parsed = await self.large.parse(account.endpoint, body, contexts)
-        account.named(parsed)
-        more_bytes = parsed.held_bytes(len(body)) - account.held_bytes
-        account.held_bytes += more_bytes
+        parsed = await self.large.parse(tracked.endpoint, body, contexts)
+        tracked.named(parsed)
+        more_bytes = parsed.held_bytes(len(body)) - tracked.held_bytes
+        tracked.held_bytes += more_bytes
         self._held_bytes += more_bytes
         return parsed
 

@@ -22,10 +22,10 @@ import msgspec
 from holdfast.core.errors import Code
 from holdfast.core.tasks import Tasks
 from holdfast.discovery.keys import KILLS
-from holdfast.frontend.accounts import Account
 from holdfast.frontend.api.errors import ApiError, of_failure, too_busy
 from holdfast.frontend.metrics import Others, no_others
 from holdfast.frontend.notes import send_error
+from holdfast.frontend.request_tracker import TrackedRequest
 from holdfast.frontend.requests import PATH, RequestsPage, not_found
 from holdfast.health.records import KilledRequest
 from holdfast.store.contract import Registration, Store, StoreUnavailable, changes
@@ -139,17 +139,17 @@ class KillHandler:
 
     def _end_named(self, kill: KillRequest) -> KillAnswer:
         """End this frontend's requests that the record names."""
-        accounts = self.requests.under_way(kill.name, lambda one: kill.may_end(one.key))[:ENDED_MAX]
-        for account in accounts:
-            self._end(account, kill.by)
-        gone = self.requests.lately(kill.name, lambda one: kill.may_end(one.key)) if not accounts else None
-        return KillAnswer(ended=[one.id for one in accounts], over=gone.ended or "" if gone is not None else "")
+        tracker = self.requests.under_way(kill.name, lambda one: kill.may_end(one.key))[:ENDED_MAX]
+        for tracked in tracker:
+            self._end(tracked, kill.by)
+        gone = self.requests.lately(kill.name, lambda one: kill.may_end(one.key)) if not tracker else None
+        return KillAnswer(ended=[one.id for one in tracker], over=gone.ended or "" if gone is not None else "")
 
-    def _end(self, account: Account, by: str) -> None:
-        log.info("request %s (%s) is ended: %s", account.name, account.id, WHY[by])
-        killed = KilledRequest(id=account.id, model=account.model, by=by, at_unix_s=self.unix_s())
-        self._lately.append((account.deployment, killed))
-        account.kill(of_failure(Code.CANCELLED, WHY[by]))
+    def _end(self, tracked: TrackedRequest, by: str) -> None:
+        log.info("request %s (%s) is ended: %s", tracked.name, tracked.id, WHY[by])
+        killed = KilledRequest(id=tracked.id, model=tracked.model, by=by, at_unix_s=self.unix_s())
+        self._lately.append((tracked.deployment, killed))
+        tracked.kill(of_failure(Code.CANCELLED, WHY[by]))
 
     def lately(self, deployment: str) -> tuple[KilledRequest, ...]:
         """Return the requests ended in the last minute, for this frontend's report."""

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from holdfast.core.errors import Code
-from holdfast.frontend.accounts import Account
 from holdfast.frontend.api.errors import ApiError, of_failure, too_busy
 from holdfast.frontend.api.request import ParsedRequest
 from holdfast.frontend.notes import NOTE_S, WaitNotes
+from holdfast.frontend.request_tracker import TrackedRequest
 from holdfast.routing.degradation import pushed_out
 from holdfast.routing.tiers import TierQueue
 from holdfast.spec.waits import HoldSettings
@@ -37,7 +37,7 @@ WAITING_BYTES_MAX = 256 * 1024 * 1024
 class _Waiter:
     """A request that waits for its model."""
 
-    account: Account
+    tracked: TrackedRequest
     model: str
     connection: HttpConnection
     wanted: bool = False  # whether its model was wanted at the last look
@@ -69,7 +69,7 @@ class PendingModels:
 
     async def wait(
         self,
-        account: Account,
+        tracked: TrackedRequest,
         connection: HttpConnection,
         parsed: ParsedRequest,
         find: Callable[[ParsedRequest], WorkerSet | None],
@@ -78,9 +78,9 @@ class PendingModels:
         (longer)."""
         if (workers := find(parsed)) is not None:
             return workers
-        waiter = _Waiter(account, parsed.model, connection)
-        account.waited = True
-        account.notes = WaitNotes(connection) if parsed.stream else None
+        waiter = _Waiter(tracked, parsed.model, connection)
+        tracked.waited = True
+        tracked.notes = WaitNotes(connection) if parsed.stream else None
         self._enter(waiter)
         try:
             while True:
@@ -98,7 +98,7 @@ class PendingModels:
             raise no_first_worker(waiter.model, f"none can be started: {missing.why}")
         wait_s = HoldPolicy.first_worker_wait_s(self.settings, wanted=waiter.wanted, missing=missing)
         try:
-            async with asyncio.timeout_at(waiter.account.began_s + wait_s):
+            async with asyncio.timeout_at(waiter.tracked.began_s + wait_s):
                 await waiter.woken.wait()
         except TimeoutError:
             why = f"{missing.why}; " if missing.why else ""
@@ -109,20 +109,20 @@ class PendingModels:
             raise of_failure(Code.MODEL_UNAVAILABLE, no_longer_wanted(waiter.model), "model")
 
     def _enter(self, waiter: _Waiter) -> None:
-        if self._count >= WAITING_MAX or self.held_bytes + waiter.account.held_bytes > WAITING_BYTES_MAX:
+        if self._count >= WAITING_MAX or self.held_bytes + waiter.tracked.held_bytes > WAITING_BYTES_MAX:
             self._count_refused(Code.RESOURCE_EXHAUSTED)
             raise too_busy("too many requests wait for models without a worker", "lobby_full")
         line = self._lines.get(waiter.model)
         if line is None:
             line = self._lines[waiter.model] = TierQueue(self.settings.fresh_max, lambda one: one.connection.streaming)
-        leaves = line.join(waiter, waiter.account.tier, waiter.account.began_s)
+        leaves = line.join(waiter, waiter.tracked.tier, waiter.tracked.began_s)
         if leaves is waiter:
             self._drop_if_empty(waiter.model)
             self._count_refused(Code.NO_WORKER)
             code, message, retry_after_s = no_worker(NO_WORKER_QUEUE_FULL, retry_after_s=self.settings.hold_s)
             raise of_failure(code, message, retry_after_s=retry_after_s)
         self._count += 1
-        self.held_bytes += waiter.account.held_bytes
+        self.held_bytes += waiter.tracked.held_bytes
         self.on_starved()
         if leaves is not None:
             self._push_out(leaves)
@@ -131,7 +131,7 @@ class PendingModels:
         self.stats.refused[code] = self.stats.refused.get(code, 0) + 1
 
     def _push_out(self, waiter: _Waiter) -> None:
-        tier = waiter.account.tier
+        tier = waiter.tracked.tier
         shed = pushed_out(tier, self.settings.shed_retry_s)
         self.stats.shed[tier.label, shed.reason] += 1
         waiter.pushed = of_failure(Code.PUSHED_OUT, shed.message, retry_after_s=shed.retry_after_s)
@@ -139,7 +139,7 @@ class PendingModels:
 
     def _leave(self, waiter: _Waiter) -> None:
         self._count -= 1
-        self.held_bytes -= waiter.account.held_bytes
+        self.held_bytes -= waiter.tracked.held_bytes
         if (line := self._lines.get(waiter.model)) is not None:
             line.leave(waiter)
             self._drop_if_empty(waiter.model)
@@ -150,11 +150,11 @@ class PendingModels:
 
     # -- looking
 
-    def waiting(self) -> Iterator[tuple[Account, WaitStatus]]:
+    def waiting(self) -> Iterator[tuple[TrackedRequest, WaitStatus]]:
         """Yield all waiting requests, model by model."""
         for model in list(self._lines):
             for waiter, waiting in self._line(model):
-                yield waiter.account, waiting
+                yield waiter.tracked, waiting
 
     def _line(self, model: str) -> Iterator[tuple[_Waiter, WaitStatus]]:
         wanted, why = self.directory.wants(model), self.directory.missing(model).why
@@ -172,8 +172,8 @@ class PendingModels:
             now_s = self.clock()
             for model in list(self._lines):
                 for waiter, waiting in self._line(model):
-                    if waiter.account.notes is not None:
-                        waiter.account.notes.tell(waiting, now_s)
+                    if waiter.tracked.notes is not None:
+                        waiter.tracked.notes.tell(waiting, now_s)
 
 
 def no_first_worker(model: str, why: str) -> ApiError:

@@ -29,7 +29,6 @@ from holdfast.discovery.keys import (
 from holdfast.discovery.registry import Registry
 from holdfast.fleet.records import Book, book_key, read
 from holdfast.frontend.access import AccessRules, RequestNames
-from holdfast.frontend.accounts import AccessLog, Accounts
 from holdfast.frontend.admission import PROMPT_CHARS_MAX, Admission
 from holdfast.frontend.app import App
 from holdfast.frontend.kills import KillHandler
@@ -39,6 +38,7 @@ from holdfast.frontend.model_text import TextMaker
 from holdfast.frontend.pages import OPEN_PATHS, StatusPages
 from holdfast.frontend.pending_models import PendingModels
 from holdfast.frontend.report import FrontendReport, UnservedDemand
+from holdfast.frontend.request_tracker import AccessLog, RequestTracker
 from holdfast.frontend.requests import RequestsPage
 from holdfast.frontend.shedding import DeploymentLevel, DeploymentLevels
 from holdfast.frontend.wanted_models import WantedModels, models_of
@@ -110,13 +110,13 @@ def _make_app(settings: FrontendLaunch, store: Store, world: World, verdicts: Wo
     metrics = FrontendMetrics(dispatcher.stats)
     store_state, created = lambda: store.state, int(unix_s())
     pages = StatusPages(directory, dispatcher, roster, created, store_state, metrics, settings.name, others)
-    accounts = Accounts(directory, metrics, AccessLog() if settings.access_log else None)
+    tracker = RequestTracker(directory, metrics, AccessLog() if settings.access_log else None)
     pending = PendingModels(directory, settings.holds, dispatcher.stats, loop.time)
-    requests = pages.requests = RequestsPage(accounts, pending, directory, loop.time, unix_s)
+    requests = pages.requests = RequestsPage(tracker, pending, directory, loop.time, unix_s)
     retry_s, stats = settings.holds.shed_retry_s, dispatcher.stats
     levels = {one: DeploymentLevel(one, directory, stats, retry_s, loop.time) for one in settings.serves}
     pages.level = lambda: levels[settings.deployment].level
-    pages.streams = lambda: accounts.inflight
+    pages.streams = lambda: tracker.inflight
     roster.on_models_changed = pending.wake_all
     return App(
         access=AccessRules(key_tiers(settings.api_keys), frozenset(settings.cors_origins)),
@@ -124,7 +124,7 @@ def _make_app(settings: FrontendLaunch, store: Store, world: World, verdicts: Wo
         admission=admission,
         pages=pages,
         names=RequestNames(rng),
-        accounts=accounts,
+        tracker=tracker,
         requests=requests,
         kills=KillHandler(requests, store, settings.deployment, peer, rng, unix_s, others),
         pending=pending,
@@ -165,7 +165,7 @@ def _tasks_of(
         yield f"fleet of {one}", _follow_fleet(store, one, roster, wanted)
         demand = UnservedDemand(one, directory, pending, clock, unix_s).now
         report = FrontendReport(
-            store, one, roster, directory, app.accounts, unix_s, settings.name, demand, app.kills.lately
+            store, one, roster, directory, app.tracker, unix_s, settings.name, demand, app.kills.lately
         )
         reports.append(report)
         yield "report", report.run()
@@ -294,13 +294,13 @@ async def _drain(app: App, server: HttpServer, drain_s: float) -> None:
     """Accept no new connections, and let answers under way finish for a bounded time."""
     app.pages.draining = True
     server.stop_accepting()
-    log.info("draining: %d answers under way", app.accounts.inflight)
+    log.info("draining: %d answers under way", app.tracker.inflight)
     try:
         async with asyncio.timeout(drain_s):
-            await app.accounts.idle()
+            await app.tracker.idle()
             await server.emptied()  # an answer is finished when its client has it, not when it is written
     except TimeoutError:
-        left = f"{app.accounts.inflight} answers under way and {len(server.connections)} connections"
+        left = f"{app.tracker.inflight} answers under way and {len(server.connections)} connections"
         log.warning("cutting off %s: they were not finished in %g s", left, drain_s)
         server.cut_off(f"this frontend is shutting down and the answer was not finished within {drain_s:g} s")
         await done_within(server.emptied(), LAST_WORDS_S)

@@ -14,8 +14,8 @@ import msgspec
 
 from holdfast.core.tasks import done_within
 from holdfast.discovery.keys import REPORTS
-from holdfast.frontend.accounts import Accounts, EndedCounts
 from holdfast.frontend.pending_models import PendingModels
+from holdfast.frontend.request_tracker import EndedCounts, RequestTracker
 from holdfast.health.records import Demand, KilledRequest, ReportRecord
 from holdfast.store.contract import Registration, Store
 from holdfast.streams.directory import ModelDirectory
@@ -34,7 +34,7 @@ class FrontendReport:
     deployment: str
     roster: Roster
     directory: ModelDirectory
-    accounts: Accounts
+    tracker: RequestTracker
     unix_s: Callable[[], float]
     process: str = ""
     demand: Callable[[], dict[str, Demand]] = dict
@@ -67,7 +67,7 @@ class FrontendReport:
             self._registration.update(value)
 
     def _report(self) -> ReportRecord:
-        own, ended = self.deployment, self.accounts.ended.get(self.deployment, EndedCounts())
+        own, ended = self.deployment, self.tracker.ended.get(self.deployment, EndedCounts())
         sets = self.directory.of_deployment(own)
         return ReportRecord(
             name=self.roster.peer,
@@ -83,8 +83,8 @@ class FrontendReport:
             ended=ended.requests,
             prompt_tokens=ended.prompt_tokens,
             answer_tokens=ended.answer_tokens,
-            answers=self.accounts.answers,
-            answers_failed=self.accounts.answers_failed,
+            answers=self.tracker.answers,
+            answers_failed=self.tracker.answers_failed,
         )
 
 

@@ -12,9 +12,9 @@ from urllib.parse import unquote
 
 import msgspec
 
-from holdfast.frontend.accounts import Account, Accounts
 from holdfast.frontend.api.errors import ApiError
 from holdfast.frontend.pending_models import PendingModels
+from holdfast.frontend.request_tracker import RequestTracker, TrackedRequest
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.flight import WAITS, Flight, RequestState, WaitStatus, queue_positions, state_of
 from holdfast.wire.http.connection import HttpConnection
@@ -51,7 +51,7 @@ class RequestsListing(msgspec.Struct, frozen=True, kw_only=True):
 class RequestsPage:
     """Answers questions about a frontend's requests. `clock` is monotonic; `unix_s` is wall time."""
 
-    accounts: Accounts
+    tracker: RequestTracker
     pending: PendingModels
     directory: ModelDirectory
     clock: Callable[[], float]
@@ -77,37 +77,37 @@ class RequestsPage:
 
     def find(self, name: str, key: str = "") -> RequestView | None:
         """Return the request with this answer id, or the latest with this name."""
-        if accounts := self.under_way(name, lambda one: _may_see(one, key)):
-            return self._shown(accounts[-1], dict(self._waiting()).get(accounts[-1].id))
+        if tracker := self.under_way(name, lambda one: _may_see(one, key)):
+            return self._shown(tracker[-1], dict(self._waiting()).get(tracker[-1].id))
         gone = self.lately(name, lambda one: _may_see(one, key))
         return self._shown(gone, None) if gone is not None else None
 
-    def under_way(self, name: str, may: Callable[[Account], bool]) -> list[Account]:
+    def under_way(self, name: str, may: Callable[[TrackedRequest], bool]) -> list[TrackedRequest]:
         """Return the requests under way that `may` accepts: the one with this id, or all with this name, in order of
         arrival."""
-        if (one := self.accounts.under_way.get(name)) is not None and may(one):
+        if (one := self.tracker.under_way.get(name)) is not None and may(one):
             return [one]
-        return [one for one in self.accounts.under_way.values() if one.name == name and may(one)]
+        return [one for one in self.tracker.under_way.values() if one.name == name and may(one)]
 
-    def lately(self, name: str, may: Callable[[Account], bool]) -> Account | None:
+    def lately(self, name: str, may: Callable[[TrackedRequest], bool]) -> TrackedRequest | None:
         """Return the latest request with this id or name that ended within the last minute, if there is one."""
-        gone = self.accounts.lately(self.clock())
+        gone = self.tracker.lately(self.clock())
         return next((one for one in gone if name in (one.id, one.name) and may(one)), None)
 
     def all(self, key: str = "") -> RequestsListing:
         """Return all requests under way."""
-        waiting, under_way = dict(self._waiting()), self.accounts.under_way
+        waiting, under_way = dict(self._waiting()), self.tracker.under_way
         first = [under_way[id] for id in waiting if id in under_way]
-        rest = [account for id, account in under_way.items() if id not in waiting]
-        seen = [account for account in (*first, *rest) if _may_see(account, key)]
-        shown = [self._shown(account, waiting.get(account.id)) for account in seen[:LISTED_MAX]]
+        rest = [tracked for id, tracked in under_way.items() if id not in waiting]
+        seen = [tracked for tracked in (*first, *rest) if _may_see(tracked, key)]
+        shown = [self._shown(tracked, waiting.get(tracked.id)) for tracked in seen[:LISTED_MAX]]
         return RequestsListing(data=shown, has_more=len(seen) > LISTED_MAX)
 
     def _waiting(self) -> Iterator[tuple[str, WaitStatus]]:
         """Yield the waiting requests by id; a request with several streams only if none of them runs."""
-        for account, waiting in self.pending.waiting():
-            yield account.id, waiting
-        by_reply = {id(one.reply): one for one in self.accounts.under_way.values() if one.reply is not None}
+        for tracked, waiting in self.pending.waiting():
+            yield tracked.id, waiting
+        by_reply = {id(one.reply): one for one in self.tracker.under_way.values() if one.reply is not None}
         for workers in self.directory.sets.values():
             for flight, waiting in queue_positions(
                 workers, wanted=False, why=self.directory.missing(workers.card.name).why
@@ -116,36 +116,36 @@ class RequestsPage:
                 if held is not None and state_of(_flights(held)) is waiting.state:
                     yield held.id, waiting
 
-    def _shown(self, account: Account, waiting: WaitStatus | None) -> RequestView:
-        now_s, state = self.clock(), _state(account, waiting)
+    def _shown(self, tracked: TrackedRequest, waiting: WaitStatus | None) -> RequestView:
+        now_s, state = self.clock(), _state(tracked, waiting)
         waits = state in WAITS
-        since_s = waiting.since_s if waiting is not None else account.began_s
+        since_s = waiting.since_s if waiting is not None else tracked.began_s
         return RequestView(
-            id=account.id,
-            request_id=account.name,
-            model=account.asked,
+            id=tracked.id,
+            request_id=tracked.name,
+            model=tracked.asked,
             state=state,
             place=waiting.place if waiting is not None else None,
             waited_s=round(max(0.0, now_s - since_s), 3) if waits else None,
             why=waiting.why if waiting is not None else "",
-            tier=account.tier.label,
-            stream=account.kind == "stream",
-            created=round(self.unix_s() - (now_s - account.began_s), 3),
+            tier=tracked.tier.label,
+            stream=tracked.kind == "stream",
+            created=round(self.unix_s() - (now_s - tracked.began_s), 3),
         )
 
 
-def _state(account: Account, waiting: WaitStatus | None) -> RequestState:
+def _state(tracked: TrackedRequest, waiting: WaitStatus | None) -> RequestState:
     """Return the request's state; it is QUEUED while it is still being prepared."""
-    if account.ended is not None:
-        return account.ended
+    if tracked.ended is not None:
+        return tracked.ended
     if waiting is not None:
         return waiting.state
-    return state_of(_flights(account)) if account.reply is not None else RequestState.QUEUED
+    return state_of(_flights(tracked)) if tracked.reply is not None else RequestState.QUEUED
 
 
-def _flights(account: Account) -> list[Flight]:
-    reply = account.reply
-    assert reply is not None, account
+def _flights(tracked: TrackedRequest) -> list[Flight]:
+    reply = tracked.reply
+    assert reply is not None, tracked
     return [choice.flight for choice in reply.choices if choice.flight is not None]
 
 
@@ -156,5 +156,5 @@ def not_found(name: str) -> ApiError:
     return ApiError(404, message, code="request_not_found")
 
 
-def _may_see(one: Account, key: str) -> bool:
+def _may_see(one: TrackedRequest, key: str) -> bool:
     return not key or one.key == key

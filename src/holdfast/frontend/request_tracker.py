@@ -1,4 +1,4 @@
-"""Accounts of requests: those under way, the metrics of each when it is over, and its line in the access log.
+"""Tracks requests: those under way, the metrics of each when it is over, and its line in the access log.
 
 Always true: an entry of the access log is one line, whatever a client sent; it costs nothing per token, and nothing if
 the log is off.
@@ -58,15 +58,15 @@ class EndedCounts:
 
 
 @dataclass(slots=True)
-class Accounts:
+class RequestTracker:
     """All requests of a frontend."""
 
     directory: ModelDirectory
     metrics: FrontendMetrics
     access: AccessLog | None = None
     ended: dict[str, EndedCounts] = field(default_factory=dict)  # by deployment
-    under_way: dict[str, Account] = field(default_factory=dict)  # by id, in the order they came
-    past: deque[Account] = field(default_factory=lambda: deque(maxlen=PAST_MAX))  # in the order they ended
+    under_way: dict[str, TrackedRequest] = field(default_factory=dict)  # by id, in the order they came
+    past: deque[TrackedRequest] = field(default_factory=lambda: deque(maxlen=PAST_MAX))  # in the order they ended
     answers: int = 0  # to requests for completions, including those refused before they were read
     answers_failed: int = 0  # those of them that were refused or failed
     _became_idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,21 +80,21 @@ class Accounts:
     def inflight(self) -> int:
         return len(self.under_way)
 
-    def begin(self, endpoint: str, tier: Tier, *, id: str, name: str, key: str) -> Account:
-        """Open the account of a new request."""
-        account = Account(self, endpoint, tier, asyncio.get_running_loop().time(), id, name, key)
-        self.under_way[id] = account
-        return account
+    def begin(self, endpoint: str, tier: Tier, *, id: str, name: str, key: str) -> TrackedRequest:
+        """Track a new request."""
+        tracked = TrackedRequest(self, endpoint, tier, asyncio.get_running_loop().time(), id, name, key)
+        self.under_way[id] = tracked
+        return tracked
 
-    def lately(self, now_s: float) -> Iterator[Account]:
+    def lately(self, now_s: float) -> Iterator[TrackedRequest]:
         """Yield the requests that ended within the last minute, the latest first."""
-        for account in reversed(self.past):
-            if now_s - account.ended_s > PAST_S:
+        for tracked in reversed(self.past):
+            if now_s - tracked.ended_s > PAST_S:
                 return
-            yield account
+            yield tracked
 
-    def over(self, account: Account) -> None:
-        self.past.append(self.under_way.pop(account.id))
+    def over(self, tracked: TrackedRequest) -> None:
+        self.past.append(self.under_way.pop(tracked.id))
         if not self.under_way:
             self._became_idle.set()
 
@@ -106,10 +106,10 @@ class Accounts:
 
 
 @dataclass(slots=True)
-class Account:
+class TrackedRequest:
     """One request. It is over after `over` (None: it was refused), `client_left` or `kill`."""
 
-    accounts: Accounts
+    tracker: RequestTracker
     endpoint: str
     tier: Tier
     began_s: float
@@ -132,12 +132,12 @@ class Account:
         """Note what the request asks for."""
         self.asked = parsed.model[:ASKED_CHARS_MAX]
         # A name that a client made up must not become a permanent metrics label.
-        self.model = parsed.model if self.accounts.directory.knows(parsed.model) else "unknown"
+        self.model = parsed.model if self.tracker.directory.knows(parsed.model) else "unknown"
         self.kind = "stream" if parsed.stream else "unary"
-        self.accounts.metrics.inflight.labels(self.model).inc()
+        self.tracker.metrics.inflight.labels(self.model).inc()
 
     def client_left(self) -> None:
-        """Close the account of a client that left before there was a reply."""
+        """End a request whose client left before there was a reply."""
         self._close("cancelled", None)
 
     def kill(self, error: ApiError) -> None:
@@ -154,10 +154,10 @@ class Account:
     def _close(self, outcome: str, reply: Reply | None) -> None:
         if self.ended is not None:
             return
-        metrics = self.accounts.metrics
+        metrics = self.tracker.metrics
         self.reply = self.notes = self.preparing = None
         self.ended, self.ended_s = _STATES[outcome], asyncio.get_running_loop().time()
-        self.accounts.over(self)
+        self.tracker.over(self)
         if self.kind != "unknown":
             metrics.inflight.labels(self.model).dec()
         metrics.requests.labels(self.model, self.endpoint, self.kind, outcome).inc()
@@ -165,10 +165,10 @@ class Account:
             metrics.disconnects.inc()
         if reply is not None:
             if outcome == "success":
-                self.accounts.ended.setdefault(self.deployment, EndedCounts()).add(reply)
+                self.tracker.ended.setdefault(self.deployment, EndedCounts()).add(reply)
             self._measure(reply, metrics)
-            if self.accounts.access is not None:
-                self.accounts.access.measured(reply, self.model)
+            if self.tracker.access is not None:
+                self.tracker.access.measured(reply, self.model)
 
     def _measure(self, reply: Reply, shown: FrontendMetrics) -> None:
         model = self.model
