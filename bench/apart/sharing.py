@@ -13,7 +13,7 @@ from typing import Any
 from bench.apart.twins import LONG, PROMPTS, SAME, SHORT, WAIT_S, Twin, Words, alone, answer, door, manifest, one_store
 from holdfast.rollout.machine import RolloutPhase
 from holdfast.rollout.records import applied, change_desired
-from holdfast.rollout.wishes import revision_of
+from holdfast.rollout.revision import revision_of
 from holdfast.spec.manifest.checking import check
 from holdfast.store.opening import open_store
 from holdfast.testing.clients import open_client

@@ -14,8 +14,7 @@ from typing import Any
 
 from bench.rollouts.shapes import FRONTEND, NAME, Shape
 from bench.rollouts.site import KEEPER, Site
-from holdfast.rollout.machine import RolloutState
-from holdfast.rollout.replica import DesiredState
+from holdfast.rollout.machine import DesiredState, RolloutState
 from holdfast.supervise.records import Record
 from holdfast.supervise.replicas import replica_id_of
 from holdfast.testing.waiting import until

@@ -27,17 +27,16 @@ from holdfast.core.tasks import beside
 from holdfast.discovery.keys import REPORTS, ROLLOUTS
 from holdfast.roles import rolled
 from holdfast.rollout import machine
-from holdfast.rollout.machine import RolloutPhase, RolloutState
+from holdfast.rollout.machine import DesiredState, RolloutPhase, RolloutState
 from holdfast.rollout.records import applied, change_desired
-from holdfast.rollout.replica import DesiredState
-from holdfast.rollout.wishes import revision_of
+from holdfast.rollout.revision import revision_of
 from holdfast.spec.manifest.checking import check
 from holdfast.store.contract import Put, Snapshot, Store
 from holdfast.store.mirror import Mirror
 from holdfast.store.opening import open_store
-from holdfast.supervise.asking import get_facts as ask_page
 from holdfast.supervise.records import Record, read_records
 from holdfast.supervise.replicas import ReplicaId, replica_id_of
+from holdfast.supervise.status_client import get_facts as ask_page
 from holdfast.testing.rig import DeploymentRig
 from holdfast.testing.waiting import until
 from holdfast.wire.net import SocketNetwork

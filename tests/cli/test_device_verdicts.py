@@ -14,10 +14,10 @@ from holdfast.control import health_controller as hc
 from holdfast.control.status_page import ControlView, page
 from holdfast.health import standing as s
 from holdfast.health.device_faults import fault_of
+from holdfast.supervise.incident_recorder import IncidentRecorder
 from holdfast.supervise.incidents import read_incidents
 from holdfast.supervise.status import Status
 from holdfast.supervise.verdicts import with_verdicts
-from holdfast.supervise.witness import IncidentRecorder
 from tests.rigs.manual_clock import ManualClock
 from tests.rigs.worlds.health import HealthRig
 

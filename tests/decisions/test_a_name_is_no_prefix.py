@@ -47,7 +47,7 @@ from holdfast.spec.names import control_lock
 from holdfast.store.contract import Store
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.stats import DispatchStats
-from holdfast.supervise.outlook import observe_store, prefixes
+from holdfast.supervise.observe import observe_store, prefixes
 from holdfast.supervise.records import journals_dir
 from holdfast.testing.waiting import until
 from tests.rigs.store.served import served_store

@@ -17,14 +17,14 @@ from holdfast.roles.engines import memory_needed
 from holdfast.roles.model_names import named
 from holdfast.roles.rolled import Site
 from holdfast.rollout.machine import StartReplica
-from holdfast.rollout.wishes import revision_of
+from holdfast.rollout.revision import revision_of
 from holdfast.spec.engines import GIB, FailoverSettings, TorchSettings, VllmSettings
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.local import Machine
 from holdfast.spec.manifest.types import Manifest
+from holdfast.supervise.device_places import device_claims
 from holdfast.supervise.replicas import StartContext, jobs_of, refused_of, sets_of, with_memory_beside
-from holdfast.supervise.seats import device_claims
 
 GPU, H200_BYTES = "GPU-0", 139 * GIB
 TOKENIZER = Path(holdfast.engines.sim.__file__).parent / "data/tokenizer.json"

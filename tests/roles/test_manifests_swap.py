@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from holdfast.core.tasks import beside
-from holdfast.rollout.replica import DesiredState
-from holdfast.rollout.wishes import revision_of
+from holdfast.rollout.machine import DesiredState
+from holdfast.rollout.revision import revision_of
 from holdfast.spec.manifest.checking import check
+from holdfast.supervise.device_places import device_claims
 from holdfast.supervise.machine import Phase
-from holdfast.supervise.seats import device_claims
 from holdfast.testing.answers import Answer
 from tests.rigs.roles.device_swap import FAST, LONG, ONE, SHORT, SLOW, TWO, fates, text_of, wants_of
 from tests.rigs.roles.kept_manifest import Kept

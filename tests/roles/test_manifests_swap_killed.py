@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from holdfast.rollout.replica import DesiredState
+from holdfast.rollout.machine import DesiredState
 from tests.rigs.roles.device_swap import FAST, ONE, SHORT, SLOW, TWO, Mortal, fates, kill, text_of, wants_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(400)]

@@ -14,8 +14,7 @@ from holdfast.core.tasks import beside
 from holdfast.discovery.keys import ROLLOUT_STATUS
 from holdfast.roles import rolled
 from holdfast.roles.rolled import Rolled
-from holdfast.rollout.records import change_desired, deleted, read_desired
-from holdfast.rollout.steward import RolloutStatus, encode
+from holdfast.rollout.records import RolloutStatus, change_desired, deleted, encode_status, read_desired
 from tests.rigs.supervise.rollouts import WAIT_S, Site, place, text
 
 pytestmark = pytest.mark.alone
@@ -111,7 +110,7 @@ async def test_a_store_that_cannot_be_started_is_told(tmp_path: Path) -> None:
 async def test_what_another_carries_out_is_left_to_it(site: Site) -> None:
     """Elsewhere, as the store knows it: nothing is asked for, and it is named."""
     elsewhere = RolloutStatus(pid=7, host="there", state_dir="/there")
-    held = site.another.register(ROLLOUT_STATUS + "chat", encode(elsewhere))
+    held = site.another.register(ROLLOUT_STATUS + "chat", encode_status(elsewhere))
     while await site.store.get(ROLLOUT_STATUS + "chat", WAIT_S) is None:
         await asyncio.sleep(0.01)
     second = Run(site, text("one"))

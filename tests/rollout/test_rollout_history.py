@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.errors import UserError
-from holdfast.rollout import history as h
-from holdfast.rollout.history import HistoryEntry, RevisionResult
+from holdfast.rollout import records as h
 from holdfast.rollout.machine import NOTHING, RolloutPhase, RolloutState
+from holdfast.rollout.records import HistoryEntry, RevisionResult
 from tests.rigs.worlds.rollout import Driver, World, part, revision
 
 

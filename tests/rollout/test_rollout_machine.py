@@ -10,8 +10,17 @@ import pytest
 from msgspec import structs
 
 from holdfast.rollout import machine as m
-from holdfast.rollout.machine import NEEDED_ACTIONS, RETRY_S, TABLE, RolloutPhase, Trigger
-from holdfast.rollout.replica import DesiredState, ObservedReplica, ReplicaStage, ReplicaState
+from holdfast.rollout.machine import (
+    NEEDED_ACTIONS,
+    RETRY_S,
+    TABLE,
+    DesiredState,
+    ObservedReplica,
+    ReplicaStage,
+    ReplicaState,
+    RolloutPhase,
+    Trigger,
+)
 from holdfast.rollout.revision import Revision, changes
 from holdfast.rollout.status import RolloutResult, report, rollout_result
 from tests.rigs.worlds.rollout import Driver, World, part, revision

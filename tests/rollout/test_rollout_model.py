@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from holdfast.rollout import machine as m
-from holdfast.rollout.replica import ReplicaStage
+from holdfast.rollout.machine import ReplicaStage
 from holdfast.rollout.revision import Part, Revision
 from holdfast.rollout.trial import RequestCounts
 from tests.rigs.worlds.rollout import Driver, World

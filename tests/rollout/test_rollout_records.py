@@ -13,11 +13,11 @@ from msgspec import structs
 from holdfast.core.errors import UserError
 from holdfast.discovery.keys import DEPLOYMENTS, HISTORY, ROLLOUTS
 from holdfast.rollout import machine
-from holdfast.rollout.history import RevisionResult
-from holdfast.rollout.machine import RolloutState
+from holdfast.rollout.machine import DesiredState, ReplicaState, RolloutState
 from holdfast.rollout.records import (
     DesiredDeployment,
     OwnedElsewhere,
+    RevisionResult,
     RolloutRouting,
     StateWriter,
     add_to_history,
@@ -34,7 +34,6 @@ from holdfast.rollout.records import (
     resumed,
     write_entry,
 )
-from holdfast.rollout.replica import DesiredState, ReplicaState
 from holdfast.rollout.revision import Part, Revision
 from holdfast.store.contract import VALUE_BYTES_MAX, Snapshot, Store, StoreUnavailable
 from tests.rigs.store.served import served_store

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.rollout import machine as m
-from holdfast.rollout.replica import DesiredState
+from holdfast.rollout.machine import DesiredState
 from holdfast.rollout.trial import TRIAL_S, RequestCounts, SetTrial
 from tests.rigs.worlds.rollout import Driver, World, part, revision
 

@@ -13,6 +13,8 @@ from holdfast.cli.status import cost, headline, last_failover, steps
 from holdfast.core.ports import SystemClock
 from holdfast.failover.journal import Term
 from holdfast.spec.jobs import Job
+from holdfast.supervise.engine_groups import groups_of, timeline, with_groups
+from holdfast.supervise.incident_recorder import IncidentRecorder, PartProcesses
 from holdfast.supervise.incidents import (
     INCIDENTS_MAX,
     SEEN_LATE_NS,
@@ -27,12 +29,10 @@ from holdfast.supervise.incidents import (
     read_own,
 )
 from holdfast.supervise.machine import Fell, Life, Phase
-from holdfast.supervise.notes import Slot
 from holdfast.supervise.processes import Processes
 from holdfast.supervise.records import Record, read_records, write_record
-from holdfast.supervise.standing import groups_of, timeline, with_groups
+from holdfast.supervise.slots import Slot
 from holdfast.supervise.status import Status, seams_of, shown_state
-from holdfast.supervise.witness import IncidentRecorder, PartProcesses
 from holdfast.wire.net import SocketNetwork
 from tests.rigs.manual_clock import ManualClock
 from tests.rigs.small_disks import BALLAST, fill, small_disk

@@ -16,9 +16,9 @@ from holdfast.supervise import machine
 from holdfast.supervise import processes as processes_module
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase
-from holdfast.supervise.notes import Slot
 from holdfast.supervise.processes import LocalProcesses, exit_words, farewell
 from holdfast.supervise.records import Record, launch_path, read_record, read_records, run_dir, write_record
+from holdfast.supervise.slots import Slot
 from holdfast.supervise.status import look
 from holdfast.testing.waiting import BOUND_S
 from holdfast.wire.net import SocketNetwork

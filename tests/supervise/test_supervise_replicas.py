@@ -15,22 +15,21 @@ from holdfast.discovery.keys import CONTROLS, HEALTH, INSTANCES, REFUSALS, REPOR
 from holdfast.health.records import ControlRecord, HealthRecord, ReportRecord
 from holdfast.health.records import WorkerSeen as Reported
 from holdfast.health.standing import HealthCause, HealthStatus, WorkerStanding
-from holdfast.rollout.machine import StartReplica
-from holdfast.rollout.replica import DesiredState, ObservedReplica, ReplicaStage
-from holdfast.rollout.revision import Part, Revision
-from holdfast.rollout.seeing import UNCHECKED
-from holdfast.rollout.wishes import revision_of
+from holdfast.rollout.machine import DesiredState, ObservedReplica, ReplicaStage, StartReplica
+from holdfast.rollout.revision import Part, Revision, revision_of
 from holdfast.spec.deployment import DeviceSlot
 from holdfast.spec.jobs import Job
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.local import Machine
 from holdfast.spec.manifest.types import Manifest
 from holdfast.spec.manifest.whole import whole
+from holdfast.supervise.device_places import DeviceClaim, device_claims
 from holdfast.supervise.machine import Life, Phase
-from holdfast.supervise.outlook import (
+from holdfast.supervise.observe import (
     NO_CONTROL,
     NO_WORKER,
     NOT_IN_STORE,
+    UNCHECKED,
     StoreObservation,
     observe,
     observe_store,
@@ -46,7 +45,6 @@ from holdfast.supervise.replicas import (
     room_of,
     sets_of,
 )
-from holdfast.supervise.seats import DeviceClaim, device_claims
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 CONTEXT = StartContext(

@@ -11,19 +11,25 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.tasks import beside
-from holdfast.rollout.history import RevisionResult
 from holdfast.rollout.machine import RolloutPhase
-from holdfast.rollout.records import OwnedElsewhere, change_desired, deleted, paused
-from holdfast.rollout.steward import RolloutStatus, read_status
+from holdfast.rollout.records import (
+    OwnedElsewhere,
+    RevisionResult,
+    RolloutStatus,
+    change_desired,
+    deleted,
+    paused,
+    read_status,
+)
 from holdfast.spec.jobs import Job
 from holdfast.spec.launch import FrontendLaunch
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.local import Machine
 from holdfast.spec.manifest.whole import whole
 from holdfast.store.contract import Snapshot
-from holdfast.supervise.changing import JobList
+from holdfast.supervise.job_list import JobList
 from holdfast.supervise.records import read_records
-from holdfast.supervise.rolling import RolloutController
+from holdfast.supervise.rollout_controller import RolloutController
 from tests.rigs.supervise.rollouts import HERE, WAIT_S, Fast, Site, text
 
 pytestmark = pytest.mark.alone

@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.rollout.machine import RolloutPhase, RolloutState
 from holdfast.spec.jobs import Job
-from holdfast.supervise.rolling import RolloutController
+from holdfast.supervise.rollout_controller import RolloutController
 from tests.rigs.supervise.rollouts import Site, text
 
 pytestmark = [pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(300)]

@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.health.breaker import FailureKind
 from holdfast.health.records import ReportRecord, WorkerSeen
 from holdfast.rollout.trial import RequestCounts
-from holdfast.supervise.traffic import LISTENED_S, WINDOW_S, SetTraffic
+from holdfast.supervise.observe import LISTENED_S, WINDOW_S, SetTraffic
 
 OLD, NEW = ("Worker", "a"), ("Worker", "b")
 SETS = {"1": OLD, "2": NEW, "3": NEW}

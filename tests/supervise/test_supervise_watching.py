@@ -24,8 +24,8 @@ from holdfast.spec.launch import Probes
 from holdfast.supervise import machine
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Answer, Phase
-from holdfast.supervise.notes import Slot
 from holdfast.supervise.processes import LocalProcess
+from holdfast.supervise.slots import Slot
 from holdfast.supervise.status import look
 from holdfast.testing.waiting import BOUND_S, until
 from holdfast.wire.net import SocketNetwork

@@ -11,11 +11,11 @@ from holdfast.cli.status import cost, headline
 from holdfast.failover.journal import Term
 from holdfast.health.status_page import VerdictShown
 from holdfast.spec.jobs import Job
+from holdfast.supervise.incident_recorder import IncidentRecorder
 from holdfast.supervise.incidents import Incident, complete, read_incidents
 from holdfast.supervise.machine import Fell
-from holdfast.supervise.notes import Slot
+from holdfast.supervise.slots import Slot
 from holdfast.supervise.status import Status
-from holdfast.supervise.witness import IncidentRecorder
 from tests.rigs.manual_clock import ManualClock
 
 WHY = "3 failures in a row, the last: 1 truncated"

@@ -28,12 +28,12 @@ from holdfast.roles.devices import choose, sizes_of
 from holdfast.roles.model_names import named
 from holdfast.roles.rolled import Rolled, Site, goes_on
 from holdfast.roles.starting import Doing
-from holdfast.rollout.steward import decode
+from holdfast.rollout.records import decode_status
 from holdfast.spec.deployment import check_state_dir
 from holdfast.spec.engines import REAL
 from holdfast.spec.launch import FrontendLaunch, Launch, RecordedLaunch, WorkerLaunch
 from holdfast.spec.manifest.whole import whole
-from holdfast.supervise.changing import kept_jobs
+from holdfast.supervise.job_list import kept_jobs
 from holdfast.supervise.lock import Holder, holder, sign
 from holdfast.supervise.records import read_launch
 from holdfast.supervise.replicas import replica_id_of
@@ -183,7 +183,7 @@ class ManifestStartUp:
 
 
 def doing(name: str, book: Book) -> dict[str, str]:
-    status = decode(book.values.get(ROLLOUT_STATUS + name))
+    status = decode_status(book.values.get(ROLLOUT_STATUS + name))
     if status is None:
         return {name: "waiting for the store"}
     if status.trouble or status.report is None:

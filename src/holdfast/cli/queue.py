@@ -30,9 +30,9 @@ from holdfast.spec.settings import about
 from holdfast.store.contract import StoreUnavailable
 from holdfast.streams.kills import NAME, KillRequest
 from holdfast.streams.kills import ask as ask_to_end
-from holdfast.supervise.asking import get_facts
 from holdfast.supervise.records import Record, read_records
 from holdfast.supervise.status import ANSWER_S
+from holdfast.supervise.status_client import get_facts
 from holdfast.wire.net import SocketNetwork
 
 PATH = "/v1/requests"

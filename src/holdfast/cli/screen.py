@@ -16,7 +16,7 @@ from pathlib import Path
 
 from holdfast.cli.terminal import Cell, Spinner, Terminal
 from holdfast.roles.progress import Lines
-from holdfast.supervise.standing import EngineGroup, groups_of
+from holdfast.supervise.engine_groups import EngineGroup, groups_of
 from holdfast.supervise.status import Status, is_reachable, web_address
 
 _GOOD = ("ready", "active", "standby", "asleep")

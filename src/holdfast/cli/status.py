@@ -27,10 +27,10 @@ from holdfast.health.status_page import ControlPage, LevelShown, VerdictShown
 from holdfast.settings import Environment
 from holdfast.spec.launch import RecordedLaunch
 from holdfast.spec.settings import about
+from holdfast.supervise.engine_groups import EngineGroup, groups_of, timeline, with_groups
 from holdfast.supervise.incidents import Incident, complete, read_incidents
 from holdfast.supervise.lock import Holder, heard_unix_s, holder, last_holder
 from holdfast.supervise.records import journals_dir, read_launch
-from holdfast.supervise.standing import EngineGroup, groups_of, timeline, with_groups
 from holdfast.supervise.status import Status, look_closely
 from holdfast.supervise.verdicts import decided, followed, remembered, with_verdicts
 from holdfast.wire.net import SocketNetwork

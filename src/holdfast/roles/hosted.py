@@ -13,8 +13,8 @@ from holdfast.spec.jobs import Job
 from holdfast.spec.manifest.local import Machine
 from holdfast.store.opening import open_store
 from holdfast.supervise.backend import LocalBackend
-from holdfast.supervise.changing import JobList, kept_jobs
 from holdfast.supervise.hosting import Hosting
+from holdfast.supervise.job_list import JobList, kept_jobs
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.replicas import replica_id_of
 from holdfast.supervise.secrets import SecretFiles

@@ -18,8 +18,8 @@ from holdfast.spec.jobs import AT_LEISURE, Job
 from holdfast.spec.launch import decode_launches, encode_launches
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase
-from holdfast.supervise.notes import Slot
 from holdfast.supervise.processes import LocalProcesses
+from holdfast.supervise.slots import Slot
 from holdfast.wire.net import SocketNetwork
 
 # Then those are started too whom serving does not need: a large model takes minutes, and what loads may be watched.

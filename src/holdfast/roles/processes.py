@@ -29,8 +29,8 @@ from holdfast.spec.launch import (
     VaultLaunch,
     WorkerLaunch,
 )
-from holdfast.supervise.asking import get_page
 from holdfast.supervise.records import journals_dir, read_record, read_records
+from holdfast.supervise.status_client import get_page
 
 if TYPE_CHECKING:
     from holdfast.core.ports import World

@@ -29,14 +29,15 @@ from holdfast.roles.running import Shown, Tell, begin
 from holdfast.rollout.records import (
     DesiredDeployment,
     OwnedElsewhere,
+    RolloutStatus,
     StateWriter,
     applied,
     change_desired,
     read_desired,
+    read_status,
 )
+from holdfast.rollout.revision import revision_of
 from holdfast.rollout.status import RolloutResult
-from holdfast.rollout.steward import RolloutStatus, read_status
-from holdfast.rollout.wishes import revision_of
 from holdfast.spec.jobs import Job
 from holdfast.spec.launch import Launch, StoreLaunch
 from holdfast.spec.manifest.checking import check
@@ -45,13 +46,13 @@ from holdfast.spec.manifest.types import PLANNER, Manifest
 from holdfast.spec.manifest.whole import control_of
 from holdfast.store.contract import Store, StoreUnavailable
 from holdfast.store.opening import open_store
-from holdfast.supervise.changing import JobList, kept_jobs
+from holdfast.supervise.job_list import JobList, kept_jobs
 from holdfast.supervise.leftovers import clear
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase
 from holdfast.supervise.own_control import OwnControl
 from holdfast.supervise.replicas import StartContext, replica_id_of
-from holdfast.supervise.rolling import RolloutController
+from holdfast.supervise.rollout_controller import RolloutController
 from holdfast.supervise.secrets import SecretFiles
 from holdfast.wire.net import SocketNetwork
 

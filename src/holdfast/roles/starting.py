@@ -19,9 +19,9 @@ from holdfast.core.address import parse_address
 from holdfast.core.ports import Network
 from holdfast.spec.jobs import AT_LEISURE
 from holdfast.spec.launch import FrontendLaunch, Launch, WorkerLaunch, role_of
-from holdfast.supervise.asking import get_facts
 from holdfast.supervise.processes import LocalProcesses
 from holdfast.supervise.records import read_record
+from holdfast.supervise.status_client import get_facts
 from holdfast.wire.net import SocketNetwork
 
 ANSWER_S = 1.0  # a live frontend answers in milliseconds; past it, it does not serve

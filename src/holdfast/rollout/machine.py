@@ -3,7 +3,7 @@
 Theory. Each step gets everything that should run and everything that is observed (`Observation`), never what changed:
 so the same observation may come twice or late, and another process may continue after this one died. What no
 observation can show is in `RolloutState`, which is written down before any action is carried out: above all the desired
-state of each replica, which `moves.py` decides. The actions are the difference between desired and observed
+state of each replica, which `move_replicas` decides. The actions are the difference between desired and observed
 (`NEEDED_ACTIONS`); each is returned once, and again only if it had no visible effect after `RETRY_S`. A replica's name
 is used once, so a start of one that is there is already done.
 
@@ -15,6 +15,20 @@ before is not the revision's fault, and undoes nothing.
 A revision without a way back, or whose undo itself takes too long, is stuck, and says so; work on it continues, and it
 ends well whenever it can. A newer revision takes over at any time: what is there then belongs to it, or is old.
 
+Which count: a replica *counts* when it serves, a frontend has admitted it, and control's verdict gave it its whole
+traffic once (so its canaries passed, with clients' requests too). Services that work in pairs count as far as their
+pairs are whole, and a pair is of sets that one revision has. A replica may leave only if enough of those that count are
+left without it (facts 21), or if it takes nothing away; one less is enough only where one gives up its place because
+there is no room for one more, and only one at a time does.
+
+How they move: of a set on trial one replica is started, and no other leaves for it where there is room. Leaving is
+draining: streams are handed over, and frontends resume what is left when the replica is stopped. Where there is no room
+for one more, a new engine stands by beside an old one on its device, if that has the memory; it takes over when it is
+ready, and the old one is kept until the new one counts. Else one old replica at a time gives up its place first, and
+requests that find no replica are held. A draining replica that is desired again resumes before another is started, and
+a whole service that is no longer desired leaves last. There are never more than replicas and surge, each in its own
+place; to move twice, as things are, is to move once.
+
 Always true: a revision is undone at most once, to one that was in place; what is paused stands still, and so does its
 deadline, but an undo is never paused; a new set of workers that no control can check waits as if it were paused; a
 replica that is observed and not known is adopted, and leaves by the same rules; a trigger that has no entry in the
@@ -23,18 +37,469 @@ table changes nothing. No I/O, no clock: `now_s` is wall time and is an argument
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
+from fractions import Fraction
 
 import msgspec
 from msgspec import Struct, field, structs
 
 from holdfast.health.bounds import Count, UnixS
-from holdfast.rollout.moves import move_replicas
-from holdfast.rollout.replica import CRASHES_MAX, DesiredState, ObservedReplica, ReplicaStage, ReplicaState
-from holdfast.rollout.revision import Revision, changes
-from holdfast.rollout.stock import WorkloadReplicas, part_of
+from holdfast.rollout.revision import Pair, Part, Revision, changes
 from holdfast.rollout.trial import TRIAL_S, RequestCounts, SetTrial
+
+# -- one replica: its desired state, what is observed of it, and what is remembered
+
+
+CRASHES_MAX = 3  # in a row: one may be somebody's kill, two its echo
+
+
+class DesiredState(StrEnum):
+    """What a replica is to do."""
+
+    STAND_BY = "stand by"  # beside an old one, until that has handed over
+    SERVE = "serve"
+    DRAIN = "drain"
+    STOP = "stop"
+
+
+DESIRED_RUNNING = (DesiredState.SERVE, DesiredState.STAND_BY)
+
+
+class ReplicaStage(StrEnum):
+    """What a replica is seen to do."""
+
+    ABSENT = "absent"
+    STARTING = "starting"  # or waiting to be started again
+    STANDBY = "standing by"
+    SERVING = "serving"
+    DRAINING = "draining"
+    LEAVING = "leaving"  # it was told to stop
+
+
+class ObservedReplica(Struct, frozen=True, kw_only=True):
+    """One replica. A frontend is admitted, and has its whole weight, when it answers."""
+
+    service: str
+    set_id: str
+    stage: ReplicaStage
+    admitted: bool = False  # by a frontend
+    weight: float = 0.0  # control's verdict: above 0 its canary passed, at 1 nothing is held against it
+    streams: int = 0
+    crashes: int = 0  # in a row
+    trouble: str = ""  # why it can never serve; reads after its name: `failed its canary: …`
+    is_shut: bool = False  # its breaker has opened: its own failures took its traffic away
+    how: str = ""  # it last crashed, or what it waits for
+    fits_beside: bool = False  # its device has the memory for a second engine
+
+    @property
+    def is_broken(self) -> bool:
+        return bool(self.trouble) or self.crashes >= CRASHES_MAX
+
+
+class ReplicaState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    service: str
+    set_id: str
+    pair: Pair
+    desired: DesiredState = field(default=DesiredState.SERVE, name="want")
+    # How long it may drain; None: it does not, or has.
+    drain_until_s: UnixS | None = field(default=None, name="until_s")
+    # When the action that it needs was last returned; None: it needs none, or not yet.
+    sent_at_s: UnixS | None = field(default=None, name="asked_s")
+    counted: bool = False  # ever
+    beside: str = ""  # whose device it shares, and whom it takes over from
+
+
+# -- which replicas count, and which may leave
+
+
+def part_of(service: str, target: Revision, stable: Revision | None) -> Part:
+    """A service as it should be, or was."""
+    for revision in (target, stable):
+        if revision is not None and service in revision.parts:
+            return revision.parts[service]
+    return Part(set_id="", replicas=0)
+
+
+@dataclass(slots=True)
+class WorkloadReplicas:
+    """All replicas, by name and oldest first. `stable` was last in place; `held` are services that are paused."""
+
+    target: Revision
+    stable: Revision | None
+    replicas: dict[str, ReplicaState]
+    observed: dict[str, ObservedReplica]
+    room: dict[str, int]
+    now_s: float
+    serial: int
+    paused: frozenset[str] = frozenset()
+    is_undo: bool = False  # what leaves is bad
+    tried: frozenset[str] = frozenset()  # services whose new set was, by its customers
+
+    # -- what is there
+
+    def part(self, service: str) -> Part:
+        return part_of(service, self.target, self.stable)
+
+    def seen(self, name: str) -> ObservedReplica:
+        one = self.replicas[name]
+        return self.observed.get(name) or ObservedReplica(
+            service=one.service, set_id=one.set_id, stage=ReplicaStage.ABSENT
+        )
+
+    def counts(self, name: str) -> bool:
+        one, seen = self.replicas[name], self.seen(name)
+        if one.desired is not DesiredState.SERVE or seen.stage is not ReplicaStage.SERVING or not seen.admitted:
+            return False
+        return seen.weight >= 1.0 or (one.counted and seen.weight > 0.0)
+
+    def serving(self, name: str) -> tuple[bool, float]:
+        """Return a key that puts those first that serve least: they leave before others."""
+        return self.counts(name), self.seen(name).weight
+
+    def is_served(self, service: str) -> bool:
+        """Whether somebody takes requests. Who is to drain does until all frontends have heard of it; of who takes over
+        from it they tell as late."""
+        own = [(one.desired, self.seen(name)) for name, one in self.replicas.items() if one.service == service]
+        taking = [(desired, seen) for desired, seen in own if seen.stage is ReplicaStage.SERVING and seen.weight > 0.0]
+        return any(
+            desired is DesiredState.DRAIN or (desired is DesiredState.SERVE and seen.admitted)
+            for desired, seen in taking
+        )
+
+    def is_old(self, name: str) -> bool:
+        one = self.replicas[name]
+        part = self.target.parts.get(one.service)
+        return part is None or part.set_id != one.set_id
+
+    def select(self, service: str, *, old: bool, desired: tuple[DesiredState, ...] = DESIRED_RUNNING) -> list[str]:
+        """Who is of a service's wanted set, or of any other."""
+        everybody = self.replicas.items()
+        return [
+            n for n, one in everybody if one.service == service and one.desired in desired and self.is_old(n) == old
+        ]
+
+    def missing(self, service: str) -> int:
+        return self.target.parts[service].replicas - len(self.select(service, old=False))
+
+    def is_up(self, service: str) -> bool:
+        return self.missing(service) <= 0 and all(map(self.counts, self.select(service, old=False)))
+
+    def is_new(self, service: str) -> bool:
+        """Whether the wanted set of a service was never in place."""
+        return self.stable is None or self.stable.sets.get(service) != self.target.sets[service]
+
+    def is_in_place(self) -> bool:
+        settled = all(
+            one.desired is DesiredState.SERVE and not self.is_old(name) for name, one in self.replicas.items()
+        )
+        return settled and all(self.is_up(service) and self.missing(service) == 0 for service in self.target.parts)
+
+    def places(self, service: str) -> list[str]:
+        """Who has a place of its own, whatever is wanted of it."""
+        return [n for n, one in self.replicas.items() if one.service == service and one.beside not in self.replicas]
+
+    def leaving(self, service: str) -> list[str]:
+        """Who was told to leave."""
+        return [
+            name for name, one in self.replicas.items() if one.service == service and one.desired not in DESIRED_RUNNING
+        ]
+
+    def is_busy(self, service: str) -> bool:
+        """Whether something should come of it by itself, and soon: somebody is not yet what it is to be, or gone."""
+        draining = any(self.replicas[name].drain_until_s is not None for name in self.leaving(service))
+        if service in self.paused or draining or any(map(self.is_being_tried, (service, *self.part(service).peers))):
+            return False
+        return bool(self.leaving(service)) or (service in self.target.parts and not self.is_up(service))
+
+    # -- how many there must be
+
+    def _shares(self, without: str) -> dict[str, Fraction]:
+        """How much of each service counts, as a part of what is wanted; of those that work in pairs only as much as
+        their mates do. Nobody leaves for one that is on trial, so that does not."""
+        there = [one for name, one in self.replicas.items() if name != without and self.is_proven(name)]
+        counted = Counter((one.service, one.set_id) for one in there)
+        sizes = {service: self.part(service).replicas for service, _ in counted}
+        parts = {one: Fraction(number, sizes[one[0]]) for one, number in counted.items() if sizes[one[0]]}
+        bonds = self._peer_sets()
+        shares = dict.fromkeys(self.target.parts, Fraction(0))
+        for own in parts:
+            mates: dict[str, Fraction] = {}
+            for mate in bonds.get(own, ()):
+                if self.part(mate[0]).replicas:
+                    mates[mate[0]] = mates.get(mate[0], Fraction(0)) + parts.get(mate, Fraction(0))
+            if own[0] in shares:
+                shares[own[0]] += min(parts[own], *mates.values()) if mates else parts[own]
+        return shares
+
+    def _peer_sets(self) -> dict[tuple[str, str], set[tuple[str, str]]]:
+        """Of each set that works in pairs, those that a revision has it with. One that a revision has alone needs
+        nobody."""
+        pairs = [((one.service, one.set_id), one.pair) for one in self.replicas.values()]
+        pairs += [((name, part.set_id), self.target.pair(name)) for name, part in self.target.parts.items()]
+        alone = {own for own, pair in pairs if len(pair) == 1}
+        bonds: dict[tuple[str, str], set[tuple[str, str]]] = {}
+        for own, mate in {(own, mate) for own, pair in pairs for mate in pair if mate != own}:
+            for one, other in ((own, mate), (mate, own)):
+                if one not in alone:
+                    bonds.setdefault(one, set()).add(other)
+        return bonds
+
+    def is_enough(self, without: str) -> bool:
+        """Whether those that count, but for one, are as many as was promised for all that it works with."""
+        parts = self.target.parts
+        pair = [service for service, _ in self.replicas[without].pair if service in parts and parts[service].replicas]
+        spares = [Fraction(self._spare(service, without), parts[service].replicas) for service in pair]
+        shares = self._shares(without)
+        return all(shares[service] >= 1 - max(spares) for service in pair)
+
+    def _spare(self, service: str, leaver: str) -> int:
+        """How many of those wanted need not count when this one has left."""
+        part = self.target.parts[service]
+        if self.replacements(leaver) or (self.lacks_room(service) and not self.share_candidate(service)):
+            return max(1, part.unavailable)
+        return 0 if part.surge and self.is_on_trial(service) else part.unavailable
+
+    def is_on_trial(self, service: str) -> bool:
+        """Whether a new set has not shown yet that it can take over from others that are still there."""
+        if not self.is_new(service) or not self.select(service, old=True, desired=tuple(DesiredState)):
+            return False
+        new = self.select(service, old=False, desired=tuple(DesiredState))
+        return service not in self.tried or not any(self.replicas[name].counted for name in new)
+
+    def is_being_tried(self, service: str) -> bool:
+        """Whether one of a set on trial counts, and only customers' requests are waited for."""
+        own = self.select(service, old=False) if service in self.target.parts else []
+        return any(map(self.counts, own)) and self.is_on_trial(service)
+
+    def is_proven(self, name: str) -> bool:
+        """Whether it counts, and its set is not on trial."""
+        return self.counts(name) and (self.is_old(name) or not self.is_on_trial(self.replicas[name].service))
+
+    def free_places(self, service: str) -> int:
+        """How many more may be started in places of their own."""
+        part, there = self.target.parts[service], self.places(service)
+        vacant = part.replicas + part.surge - len(there)
+        if service not in self.room:
+            return vacant
+        coming = [
+            n
+            for n in there
+            if self.replicas[n].desired in DESIRED_RUNNING and self.seen(n).stage is ReplicaStage.ABSENT
+        ]
+        return min(vacant, self.room[service] - len(coming))
+
+    def lacks_room(self, service: str) -> bool:
+        """Whether more are wanted, nobody is on the way in or out, and there is no place for one more."""
+        part = self.target.parts[service]
+        no_room = self.room.get(service, 1) <= 0 or part.surge == part.unavailable == 0
+        return no_room and self.is_waiting(service)
+
+    def is_waiting(self, service: str) -> bool:
+        """Whether more are wanted, and nobody is on the way in or out."""
+        moving = [
+            n for n, one in self.replicas.items() if one.service == service and one.desired is not DesiredState.SERVE
+        ]
+        return self.missing(service) > 0 and not moving and all(map(self.counts, self.select(service, old=False)))
+
+    def blocks_a_place(self, name: str) -> bool:
+        """Whether it is of a set that is undone, does not count, and has the place that one which could serve waits
+        for: then nothing else would happen."""
+        service = self.replicas[name].service
+        if not self.is_undo or self.counts(name) or not self.is_old(name) or service not in self.target.parts:
+            return False
+        return self.is_waiting(service) and self.free_places(service) <= 0
+
+    def share_candidate(self, service: str) -> str:
+        """An old one that a new one may stand by beside, if there is one."""
+        return next(
+            (n for n in self.select(service, old=True, desired=(DesiredState.SERVE,)) if self.seen(n).fits_beside), ""
+        )
+
+    def replacements(self, name: str) -> list[str]:
+        """Who stands beside it, or took over from it."""
+        return [heir for heir, one in self.replicas.items() if one.beside == name and one.desired in DESIRED_RUNNING]
+
+    def may_leave(self, name: str) -> bool:
+        """Who never counted, is broken or has lost its mates takes nothing away, nor does one that is in the way; any
+        other only if enough are left."""
+        takes_nothing = not self.counts(name) and (self.seen(name).is_broken or not self.replicas[name].counted)
+        return takes_nothing or self.has_lost_peers(name) or self.blocks_a_place(name) or self.is_enough(name)
+
+    def has_lost_peers(self, name: str) -> bool:
+        """Whether it works in pairs, and everybody that it could work with is gone for good."""
+        own = (self.replicas[name].service, self.replicas[name].set_id)
+        staying = {(one.service, one.set_id) for one in self.replicas.values() if one.desired in DESIRED_RUNNING}
+        mates = {mate for mate in self._peer_sets().get(own, ()) if self.part(mate[0]).replicas}
+        return own in staying and bool(mates) and not mates & staying
+
+    def has_drained(self, name: str) -> bool:
+        seen, one = self.seen(name), self.replicas[name]
+        if one.drain_until_s is None or self.now_s >= one.drain_until_s:
+            return True
+        if seen.stage is ReplicaStage.STARTING:  # it died meanwhile
+            return self.is_undo or not one.counted or seen.is_broken or not self.is_last(name)
+        if seen.stage not in (ReplicaStage.SERVING, ReplicaStage.DRAINING):
+            return True
+        return seen.stage is ReplicaStage.DRAINING and seen.streams == 0
+
+    def is_last(self, name: str) -> bool:
+        """Whether nobody else of its set serves or drains: then its streams wait for it, or for nobody."""
+        own = (self.replicas[name].service, self.replicas[name].set_id)
+        others = [n for n, one in self.replicas.items() if n != name and (one.service, one.set_id) == own]
+        there = [n for n in others if self.replicas[n].desired is not DesiredState.STOP]
+        return not any(self.seen(other).stage in (ReplicaStage.SERVING, ReplicaStage.DRAINING) for other in there)
+
+    # -- what changes
+
+    def set_desired(self, name: str, desired: DesiredState, bound_s: float = 0.0) -> None:
+        until_s = self.now_s + bound_s if desired is DesiredState.DRAIN else None
+        self.replicas[name] = structs.replace(
+            self.replicas[name], desired=desired, drain_until_s=until_s, sent_at_s=None
+        )
+
+    def add(self, service: str, beside: str = "") -> None:
+        self.serial += 1
+        while (name := f"{service}-{self.serial}") in self.replicas or name in self.observed:
+            self.serial += 1
+        desired, set_id = DesiredState.STAND_BY if beside else DesiredState.SERVE, self.target.parts[service].set_id
+        pair = self.target.pair(service)
+        self.replicas[name] = ReplicaState(service=service, set_id=set_id, pair=pair, desired=desired, beside=beside)
+
+
+# -- what is desired next of each replica
+
+
+def move_replicas(workload: WorkloadReplicas) -> None:
+    """Change what is wanted, as far as it may be now."""
+    _reconsider_unsent_drains(workload)
+    _hand_over(workload)
+    for service in workload.target.parts:
+        _resume_draining(workload, service)
+    for service in _unpaused(workload):
+        _start(workload, service)
+    _retire_all(workload)
+    _stop_drained(workload)
+
+
+def _unpaused(workload: WorkloadReplicas) -> list[str]:
+    return [service for service in workload.target.parts if service not in workload.paused]
+
+
+def _reconsider_unsent_drains(workload: WorkloadReplicas) -> None:
+    """Who was to drain, serves and was not told (whoever decided it died) is thought of anew, as things are now."""
+    for name, one in list(workload.replicas.items()):
+        untold = (
+            one.desired is DesiredState.DRAIN
+            and one.sent_at_s is None
+            and workload.seen(name).stage is ReplicaStage.SERVING
+        )
+        if untold and not workload.replacements(name):
+            workload.set_desired(name, DesiredState.SERVE)
+
+
+def _hand_over(workload: WorkloadReplicas) -> None:
+    """Who stands by takes over when it is ready: from then on the one that it stands beside drains."""
+    for name, one in list(workload.replicas.items()):
+        if one.desired is not DesiredState.STAND_BY or workload.is_old(name):
+            continue
+        host = workload.replicas.get(one.beside)
+        if host is None or host.desired is not DesiredState.SERVE:
+            workload.set_desired(name, DesiredState.SERVE)
+        elif (
+            workload.seen(name).stage is ReplicaStage.STANDBY
+            and one.service not in workload.paused
+            and workload.is_enough(one.beside)
+        ):
+            workload.set_desired(name, DesiredState.SERVE)
+            _leave(workload, one.beside)
+
+
+def _resume_draining(workload: WorkloadReplicas, service: str) -> None:
+    """Who drains and is wanted after all; also where it is paused, for it is no step forward."""
+    for name in workload.select(service, old=False, desired=(DesiredState.DRAIN,))[: max(0, workload.missing(service))]:
+        workload.set_desired(name, DesiredState.SERVE)
+
+
+def _start(workload: WorkloadReplicas, service: str) -> None:
+    few = min(workload.missing(service), workload.free_places(service))
+    if workload.is_on_trial(service):
+        few = min(few, 1 - len(workload.select(service, old=False, desired=(DesiredState.SERVE,))))
+    for _ in range(few):
+        workload.add(service)
+    if workload.lacks_room(service) and (host := workload.share_candidate(service)):
+        workload.add(service, beside=host)
+
+
+def _retire_all(workload: WorkloadReplicas) -> None:
+    """First those that are too many, what serves least and then the newest first; then other sets; last whole services
+    wanted no more."""
+    parts = workload.target.parts
+    for service in _unpaused(workload):
+        newest = list(reversed(workload.select(service, old=False)))
+        newest.sort(key=workload.serving)
+        _retire(workload, newest[: max(0, -workload.missing(service))])
+        _retire(workload, sorted(workload.select(service, old=True), key=workload.serving))
+    gone = [name for name, one in workload.replicas.items() if one.service not in parts]
+    if all(map(workload.is_up, parts)):
+        _retire(workload, gone)
+    elif any(map(workload.lacks_room, parts)) and all(
+        workload.replicas[name].desired in DESIRED_RUNNING for name in gone
+    ):
+        _retire(workload, gone[:1])
+
+
+def _retire(workload: WorkloadReplicas, names: list[str]) -> None:
+    staying: set[str] = set()  # of sets: where one that counts may not leave, no other may
+    for name in names:
+        one = workload.replicas[name]
+        if (
+            one.desired not in DESIRED_RUNNING
+            or workload.replacements(name)
+            or (one.set_id in staying and workload.counts(name))
+        ):
+            continue
+        if workload.may_leave(name):
+            _leave(workload, name)
+        elif workload.counts(name):
+            staying.add(one.set_id)
+
+
+def _leave(workload: WorkloadReplicas, name: str) -> None:
+    """By draining; who only stood by just ends, and the one it stood beside is called back."""
+    one, part = workload.replicas[name], workload.part(workload.replicas[name].service)
+    waited_for = one.service in workload.target.parts and workload.lacks_room(one.service)
+    desired = DesiredState.STOP if one.desired is DesiredState.STAND_BY else DesiredState.DRAIN
+    workload.set_desired(name, desired, part.swap_drain_s if waited_for else part.drain_s)
+    if not waited_for and not workload.is_undo:
+        _leave_as_last(workload, one)
+    host = workload.replicas.get(one.beside)
+    if host is not None and host.desired is DesiredState.DRAIN and not one.counted:
+        workload.set_desired(one.beside, DesiredState.SERVE)
+
+
+def _leave_as_last(workload: WorkloadReplicas, last: ReplicaState) -> None:
+    """Of a set of which nobody stays, all that drain have the time that their streams take to end."""
+    its = {n: one for n, one in workload.replicas.items() if (one.service, one.set_id) == (last.service, last.set_id)}
+    until_s = workload.now_s + workload.part(last.service).last_drain_s
+    if all(one.desired not in DESIRED_RUNNING for one in its.values()):
+        workload.replicas |= {
+            n: structs.replace(one, drain_until_s=until_s) for n, one in its.items() if one.drain_until_s
+        }
+
+
+def _stop_drained(workload: WorkloadReplicas) -> None:
+    """Stop who has drained; but one with an heir only when that counts and was tried. Forget who is gone."""
+    for name, one in list(workload.replicas.items()):
+        if one.desired is DesiredState.DRAIN and workload.has_drained(name):
+            workload.replicas[name] = structs.replace(one, drain_until_s=None)
+            if all(map(workload.is_proven, workload.replacements(name))):
+                workload.set_desired(name, DesiredState.STOP)
+        if workload.replicas[name].desired is DesiredState.STOP and workload.seen(name).stage is ReplicaStage.ABSENT:
+            del workload.replicas[name]
+
 
 VERSION = 1  # of `RolloutState` as it is written
 RETRY_S = 10.0  # long against what carrying something out takes, short against a deadline

@@ -1,23 +1,27 @@
-"""What stands in the store of a deployment's rollouts: what is wanted, what a rollout remembers, what became of each.
+"""Records of a deployment's rollouts in the store: desired state, the rollout's state, history, and status.
 
-Whoever asks for something (a person's command) writes what is wanted; the supervisor that carries it out writes the
-memory, and keeps the history.
+A command writes the desired state; the supervisor that carries it out writes the rollout's state and its status, and
+keeps the history. An undo asks for an earlier manifest under a new number, and is then a revision like every other.
 
-Always true: what is wanted is changed only from what was read, so that of two who ask at once the second sees what the
-first asked for; each write has the next serial, so that no two are alike; a revision's number is never used for another
-manifest, but for one that asks for the same. Nothing is asked for of a deployment that is being deleted. The memory is
-written by one: who finds another's where its own should be carries out nothing more.
+Always true: the desired state is changed only from what was read, so that of two commands at once the second sees what
+the first asked for; each write has the next serial, so that no two are alike; a revision's number is never used for
+another manifest, except for one that asks for the same. A deployment that is being deleted takes no change. One process
+writes the rollout's state: a supervisor that finds another's where its own should be carries out nothing more. The
+result of a revision is derived from the rollout's state, again and again, so that a missed observation costs nothing; a
+revision that was in place stays marked as that; what is in place, in progress or desired is never forgotten. A status
+is of the desired state whose serial it names, and it is leased: without it no supervisor carries the deployment out.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from itertools import chain
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct, field, structs
 
 from holdfast.core.errors import UserError
 from holdfast.discovery.keys import (
@@ -28,17 +32,115 @@ from holdfast.discovery.keys import (
     HISTORY,
     LEVELS,
     REFUSALS,
+    ROLLOUT_STATUS,
     ROLLOUTS,
     parse_key,
 )
-from holdfast.health.bounds import Count, UnixS
+from holdfast.health.bounds import Count, Seconds, UnixS
 from holdfast.rollout import machine
-from holdfast.rollout.history import HistoryEntry
-from holdfast.rollout.machine import RolloutState
-from holdfast.rollout.replica import DESIRED_RUNNING, DesiredState
+from holdfast.rollout.machine import DESIRED_RUNNING, DesiredState, RolloutPhase, RolloutState
+from holdfast.rollout.revision import Revision, revision_of
+from holdfast.rollout.status import RolloutReport
 from holdfast.spec.manifest.addresses import NO_DIGESTS
+from holdfast.spec.manifest.types import Manifest
 from holdfast.spec.names import namespace_of, pod_name
 from holdfast.store.contract import VALUE_BYTES_MAX, Snapshot, Store, StoreUnavailable, update_record
+
+# -- revisions and their results
+
+
+KEPT = 10  # revisions, as a cluster keeps
+
+
+class RevisionResult(StrEnum):
+    """What became of a revision."""
+
+    ROLLING = "rolling out"
+    IN_PLACE = "in place"
+    UNDONE = "undone"
+    SUPERSEDED = "superseded"  # by a newer one, before it was in place
+
+
+class HistoryEntry(Struct, frozen=True, kw_only=True):
+    """One revision, as it is kept."""
+
+    number: Count
+    manifest: str
+    digest: str  # of what it asks for: two that ask for the same have the same
+    at_unix_s: UnixS
+    cause: str = "apply"
+    result: RevisionResult = field(default=RevisionResult.ROLLING, name="fate")
+    why: str = ""  # it was undone
+    took_s: Seconds | None = None  # until it was in place
+    secret_digests: dict[str, str] = {}  # hashes of the values of secrets, by reference
+
+
+def updated_entries(entries: Sequence[HistoryEntry], state: RolloutState) -> list[HistoryEntry]:
+    """The entries of which the memory knows more, as they should be written."""
+    return [after for entry in entries if (after := _updated(entry, state)) != entry]
+
+
+def _updated(entry: HistoryEntry, state: RolloutState) -> HistoryEntry:
+    stable = state.stable.number if state.stable is not None else 0
+    if entry.number == state.undone:
+        return structs.replace(entry, result=RevisionResult.UNDONE, why=entry.why or state.why)
+    if entry.number == stable:
+        own = state.ended_s is not None and not state.undone and entry.took_s is None
+        took_s = state.ended_s - state.began_s if own and state.ended_s is not None else entry.took_s
+        return structs.replace(entry, result=RevisionResult.IN_PLACE, took_s=took_s)
+    if entry.result is RevisionResult.ROLLING and entry.number < state.desired_number:
+        return structs.replace(entry, result=RevisionResult.SUPERSEDED)
+    return entry
+
+
+def surplus(entries: Sequence[HistoryEntry], state: RolloutState) -> list[int]:
+    """The numbers of those that need not be kept."""
+    stable = state.stable.number if state.stable is not None else 0
+    needed = {stable, state.target.number, state.desired_number}
+    oldest_first = sorted(entry.number for entry in entries)
+    return [number for number in oldest_first[: max(0, len(entries) - KEPT)] if number not in needed]
+
+
+def undo_target(entries: Sequence[HistoryEntry], state: RolloutState, to: int = 0) -> HistoryEntry:
+    """Return the revision that an undo asks for again: what was in place before the last change, or `to`. UserError
+    says why there is none, and which could be named."""
+    kept = {entry.number: entry for entry in sorted(entries, key=lambda one: one.number)}
+    asked = kept[state.desired_number].digest if state.desired_number in kept and not state.undone else ""
+    others = [entry for entry in kept.values() if entry.digest != asked and entry.number != state.undone]
+    named = f"name one with --to-revision ({', '.join(str(entry.number) for entry in others)})" if others else ""
+    if to:
+        if to not in kept:
+            raise UserError(f"revision {to} is not kept; there are {', '.join(map(str, kept)) or 'none'}")
+        back = kept[to]
+    elif state.undone:
+        already = f"revision {state.undone} is undone already ({state.why}), and {state.target.number} in its place"
+        raise UserError(f"{already}; to go further back, {named}" if named else already)
+    elif state.phase is not RolloutPhase.STEADY and state.stable is not None and state.stable.number in kept:
+        back = kept[state.stable.number]
+    else:
+        before = [one for one in others if one.number < state.desired_number and one.result is RevisionResult.IN_PLACE]
+        if not before:
+            none = "there is no earlier revision that was in place"
+            raise UserError(f"{none}; {named}" if named else none)
+        back = before[-1]
+    if back.digest == asked:
+        same = f"revision {back.number} is what revision {state.desired_number} asks for already"
+        raise UserError(f"{same}; {named}" if named else same)
+    return back
+
+
+def history_lines(entries: Sequence[HistoryEntry]) -> list[str]:
+    """A line for each revision, oldest first."""
+    lines = []
+    for entry in sorted(entries, key=lambda one: one.number):
+        why = f": {entry.why}" if entry.why else ""
+        took = f", after {entry.took_s:.1f} s" if entry.took_s is not None else ""
+        lines.append(f"{entry.number}  {entry.cause}  {entry.result}{took}{why}")
+    return lines
+
+
+# -- desired state
+
 
 TIMEOUT_S = 10.0  # of one call: a store that restarts is back in a second or two
 AGAIN = "`holdfast up -f FILE` starts it again"
@@ -314,3 +416,74 @@ def _encoded(record: DesiredDeployment | HistoryEntry) -> bytes:
     if len(data) > VALUE_BYTES_MAX:
         raise UserError(f"the manifest is too long for the store: {len(data)} of {VALUE_BYTES_MAX} bytes")
     return data
+
+
+# -- the desired revision, beside the rollout's state
+
+
+def desired_revision(wanted: DesiredDeployment, manifest: Manifest) -> Revision:
+    """What is wanted, as its manifest and a person's word have it. Who takes a deployment away waits for no stream's
+    end but a drain's."""
+    desired = revision_of(manifest, wanted.revision, wanted.secret_digests)
+    parts = dict(desired.parts)
+    for name, part in desired.parts.items():
+        if wanted.deleted:
+            parts[name] = structs.replace(part, replicas=0, paused=False, last_drain_s=part.drain_s)
+        elif wanted.paused:
+            parts[name] = structs.replace(part, paused=True)
+    return structs.replace(desired, parts=parts)
+
+
+def active_revision(desired: Revision, state: RolloutState) -> Revision:
+    """The revision whose processes are started next: what is wanted, or, once that was undone, what it goes back to."""
+    return state.target if state.undone and desired.number == state.desired_number else desired
+
+
+def new_sets(desired: Revision, state: RolloutState, now_s: float) -> tuple[set[tuple[str, str]], float]:
+    """The sets that the revision brings, and since when what happens to them is its own doing: one that is only now
+    heard of has done nothing yet."""
+    before = state.stable.sets.items() if state.stable is not None else set()
+    return desired.sets.items() - before, state.began_s if desired.number <= state.desired_number else now_s
+
+
+def is_gone(wanted: DesiredDeployment, state: RolloutState) -> bool:
+    """Whether a deployment that was deleted has nothing left here."""
+    known = state.desired_number == wanted.revision
+    return wanted.deleted and known and state.phase is RolloutPhase.STEADY and not state.replicas
+
+
+# -- status
+
+
+class RolloutStatus(Struct, frozen=True, kw_only=True):
+    """One process that carries a deployment's rollouts out, by its own word."""
+
+    pid: int
+    host: str
+    state_dir: str
+    serial: int = 0  # of the wish that it works at (`Wanted.serial`)
+    report: RolloutReport | None = None  # None: it has not looked yet
+    trouble: str = ""  # why nothing is done
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} on {self.host}, in {self.state_dir}"
+
+    def is_at(self, place: RolloutStatus) -> bool:
+        """Whether both are of one machine and one state directory, where a lock lets only one be."""
+        return (self.host, self.state_dir) == (place.host, place.state_dir)
+
+
+def encode_status(status: RolloutStatus) -> bytes:
+    return msgspec.json.encode(status)
+
+
+def decode_status(data: bytes | None) -> RolloutStatus | None:
+    """None: nobody carries it out, or somebody of whom nothing can be read."""
+    try:
+        return msgspec.json.decode(data, type=RolloutStatus) if data is not None else None
+    except (msgspec.DecodeError, ValueError):
+        return None
+
+
+async def read_status(store: Store, name: str) -> RolloutStatus | None:
+    return decode_status(await store.get(ROLLOUT_STATUS + name, TIMEOUT_S))

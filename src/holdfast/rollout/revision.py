@@ -11,7 +11,12 @@ from __future__ import annotations
 from msgspec import Struct, field
 
 from holdfast.health.bounds import Count
+from holdfast.spec.manifest.addresses import NO_DIGESTS, address_of, peers_of
+from holdfast.spec.manifest.secrets import Digests
+from holdfast.spec.manifest.types import FRONTEND, WORKER, Manifest
 from holdfast.spec.names import canonical_hash
+
+NO_TRAFFIC_S = 10.0  # of frontends: new connections come to all of them alike, within seconds where any come at all
 
 # The sets that serve together, by service, in order: of a service without mates its own alone.
 Pair = tuple[tuple[str, str], ...]
@@ -86,3 +91,44 @@ def changes(before: Revision | None, after: Revision) -> list[str]:
         elif was is not None and was.replicas != is_now.replicas:
             lines.append(f"{name}: {was.replicas} become {is_now.replicas}, of the same set")
     return lines
+
+
+# -- from a manifest
+
+
+def revision_of(manifest: Manifest, number: int, digests: Digests = NO_DIGESTS) -> Revision:
+    """What the manifest asks for, as the deployment's revision of that number; `digests`: of the values of secrets."""
+    return Revision(number=number, parts={name: _part(manifest, name, digests) for name in manifest.spec.services})
+
+
+def _part(manifest: Manifest, name: str, digests: Digests) -> Part:
+    service = manifest.spec.services[name]
+    rollout, replicas = service.rollout, service.replicas
+    surge = amount(rollout.max_surge, replicas, up=True)
+    unavailable = amount(rollout.max_unavailable, replicas, up=False)
+    # Shares of few replicas may both come to none: then one more is started, and nobody is missed.
+    surge = surge or int(not unavailable)
+    plain, is_frontend = Part(set_id="", replicas=0), service.component_type == FRONTEND
+    return Part(
+        set_id=address_of(manifest, name, digests).hash8,
+        replicas=replicas,
+        # A lock of the manifest's own elects one engine of all that there are: a second replica would wait for ever.
+        surge=0 if service.failover.lock else surge,
+        unavailable=unavailable,
+        deadline_s=rollout.progress_deadline_seconds,
+        errors_percent_max=rollout.error_percent_max,
+        no_traffic_s=NO_TRAFFIC_S if is_frontend else plain.no_traffic_s,
+        # A frontend's answers cannot be handed over, so none of them ever is its set's last.
+        last_drain_s=plain.last_drain_s if service.component_type == WORKER else plain.drain_s,
+        inexact=rollout.inexact,
+        paused=rollout.paused,
+        peers=tuple(peers_of(manifest, name)),
+    )
+
+
+def amount(text: str, of: int, *, up: bool) -> int:
+    """What a number or a share means for so many replicas; shares are rounded up or down, as a cluster does."""
+    if not text.endswith("%"):
+        return int(text)
+    share = of * int(text[:-1])
+    return -(-share // 100) if up else share // 100

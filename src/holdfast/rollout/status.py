@@ -9,9 +9,18 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
-from holdfast.rollout.machine import Downtime, Observation, RolloutPhase, RolloutState
-from holdfast.rollout.replica import DESIRED_RUNNING, DesiredState, ObservedReplica, ReplicaStage, ReplicaState
-from holdfast.rollout.stock import WorkloadReplicas
+from holdfast.rollout.machine import (
+    DESIRED_RUNNING,
+    DesiredState,
+    Downtime,
+    Observation,
+    ObservedReplica,
+    ReplicaStage,
+    ReplicaState,
+    RolloutPhase,
+    RolloutState,
+    WorkloadReplicas,
+)
 
 
 class RolloutResult(StrEnum):

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from holdfast.fleet.actions import replica_name
 from holdfast.spec.jobs import Job
-from holdfast.supervise.changing import JobList
+from holdfast.supervise.job_list import JobList
 from holdfast.supervise.leftovers import sweep
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Life, Phase

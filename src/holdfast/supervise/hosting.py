@@ -40,12 +40,12 @@ from holdfast.spec.manifest.whole import Named, with_model
 from holdfast.store.contract import Registration, Store
 from holdfast.store.mirror import Mirror
 from holdfast.supervise.backend import Kept, NodeBackend
+from holdfast.supervise.device_places import NO_DEVICE, Devices, device_claims
 from holdfast.supervise.levels import LOST, Levels, vaults_of
 from holdfast.supervise.machine import Life
 from holdfast.supervise.machine import Phase as JobPhase
-from holdfast.supervise.outlook import StoreObservation, observe_store, prefixes
+from holdfast.supervise.observe import StoreObservation, observe_store, prefixes
 from holdfast.supervise.replicas import sets_of
-from holdfast.supervise.seats import NO_DEVICE, Devices, device_claims
 
 log = logging.getLogger("holdfast.up")
 

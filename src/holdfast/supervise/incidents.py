@@ -1,7 +1,7 @@
 """What went wrong, so that it can be told later: every unasked end of a supervised process, and every verdict that took
 a worker's traffic away; why, and what it cost.
 
-The supervisor writes them down (`supervise.witness`); `holdfast status` and `holdfast get incidents` read them. Four
+The supervisor writes them down (`supervise.incident_recorder`); `holdfast status` and `holdfast get incidents` read them. Four
 know of them: the supervisor why a process ended, control what a worker did wrong, the engines' journals which engine
 led when, the frontends what their streams saw.
 
@@ -24,8 +24,8 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.failover.journal import SILENT_S, Term
+from holdfast.supervise.engine_groups import with_new_standby
 from holdfast.supervise.records import write_whole
-from holdfast.supervise.standing import with_new_standby
 from holdfast.supervise.status import Status
 
 INCIDENTS_MAX = 100

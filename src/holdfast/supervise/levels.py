@@ -24,10 +24,10 @@ from holdfast.fleet.desired import Level
 from holdfast.memory.client.calls import VaultRefused, demote, promote, vault_status
 from holdfast.spec.jobs import Job
 from holdfast.spec.launch import VaultLaunch
-from holdfast.supervise.asking import post_action
 from holdfast.supervise.backend import Kept
 from holdfast.supervise.machine import Phase
 from holdfast.supervise.records import read_record
+from holdfast.supervise.status_client import post_action
 
 ANSWER_S = 2.0  # for a vault to say where its weights are: it serves while it copies, and one that is stopped is killed
 LEVER_S = 60.0  # an engine's own bound for what it is told

@@ -21,8 +21,8 @@ from holdfast.core.ports import Clock
 from holdfast.core.tasks import done_within
 from holdfast.spec.jobs import AT_LEISURE, START_ORDER, STOP_ORDER, Job
 from holdfast.supervise import machine
+from holdfast.supervise.incident_recorder import IncidentRecorder, PartProcesses
 from holdfast.supervise.machine import KERNEL_S, Asked, Phase
-from holdfast.supervise.notes import Slot, SlotRecords
 from holdfast.supervise.processes import Process, Processes, exit_words
 from holdfast.supervise.records import (
     Record,
@@ -33,7 +33,7 @@ from holdfast.supervise.records import (
     set_aside,
     write_launch,
 )
-from holdfast.supervise.witness import IncidentRecorder, PartProcesses
+from holdfast.supervise.slots import Slot, SlotRecords
 
 # Records are files: while something starts they are looked at this often. Adds at most this much to "ready" on the
 # screen, and nothing to the process's own readiness.

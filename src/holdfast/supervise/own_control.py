@@ -13,7 +13,7 @@ from holdfast.core.tasks import Tasks
 from holdfast.rollout.revision import Revision
 from holdfast.spec.jobs import Job
 from holdfast.spec.manifest.types import PLANNER
-from holdfast.supervise.changing import JobList
+from holdfast.supervise.job_list import JobList
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase
 from holdfast.supervise.replicas import Sets

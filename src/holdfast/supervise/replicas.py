@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from holdfast.core.errors import Refused
-from holdfast.rollout.machine import StartReplica
-from holdfast.rollout.replica import ObservedReplica, ReplicaStage
+from holdfast.rollout.machine import ObservedReplica, ReplicaStage, StartReplica
 from holdfast.rollout.revision import Revision
 from holdfast.spec.deployment import DeviceSlot
 from holdfast.spec.jobs import Job
@@ -30,8 +29,8 @@ from holdfast.spec.manifest.pods import pods
 from holdfast.spec.manifest.secrets import Digests
 from holdfast.spec.manifest.types import WORKER, Manifest
 from holdfast.spec.manifest.whole import Named, with_model
+from holdfast.supervise.device_places import DeviceClaim, Devices, MemoryNeeds, mib, unknown_needs
 from holdfast.supervise.machine import Life, Phase
-from holdfast.supervise.seats import DeviceClaim, Devices, MemoryNeeds, mib, unknown_needs
 
 Sets = Mapping[tuple[str, str], Pod]  # by service and set
 

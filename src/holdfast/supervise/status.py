@@ -16,8 +16,8 @@ from holdfast.core.address import TcpAddress, parse_address
 from holdfast.core.ports import Network
 from holdfast.core.procfs import read_process
 from holdfast.health.history import WorkerError
-from holdfast.supervise.asking import get_facts
 from holdfast.supervise.records import Record, read_records
+from holdfast.supervise.status_client import get_facts
 
 ANSWER_S = 1.0  # a live process answers in milliseconds; a person waits at most this long
 

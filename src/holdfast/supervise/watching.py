@@ -19,10 +19,10 @@ from holdfast.core.procfs import boot_id, is_ending, pid_namespace, read_process
 from holdfast.health.liveness import TICK_S, Liveness, LivenessChanged, stopped_reason
 from holdfast.health.watcher import BeatWatcher, Finding, probe
 from holdfast.spec.launch import Probes
-from holdfast.supervise.asking import get_status
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase, answer_of, weigh
-from holdfast.supervise.notes import Slot
+from holdfast.supervise.slots import Slot
+from holdfast.supervise.status_client import get_status
 from holdfast.wire.messages import ProcessIdentity, Welcome
 
 # One that has no beats (a store, a vault, a frontend), or never answered a beat connection (adopted while stopped,

@@ -18,10 +18,9 @@ from holdfast.discovery.keys import ROLLOUTS
 from holdfast.roles.engines import memory_needed
 from holdfast.roles.rolled import Rolled, Site
 from holdfast.rollout import machine
-from holdfast.rollout.machine import RolloutPhase, RolloutState
+from holdfast.rollout.machine import DesiredState, RolloutPhase, RolloutState
 from holdfast.rollout.records import applied, change_desired
-from holdfast.rollout.replica import DesiredState
-from holdfast.rollout.wishes import revision_of
+from holdfast.rollout.revision import revision_of
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.spec.manifest.checking import check
 from holdfast.store.contract import StoreUnavailable

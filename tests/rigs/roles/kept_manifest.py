@@ -18,12 +18,12 @@ from holdfast.roles.rolled import Rolled, Site
 from holdfast.roles.running import child_command, log_dir
 from holdfast.rollout.machine import RolloutPhase
 from holdfast.rollout.records import applied, change_desired
-from holdfast.rollout.wishes import revision_of
+from holdfast.rollout.revision import revision_of
 from holdfast.spec.manifest.checking import check
 from holdfast.store.opening import open_store
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.processes import LocalProcesses
-from holdfast.supervise.rolling import RolloutController
+from holdfast.supervise.rollout_controller import RolloutController
 from holdfast.testing.rig import DeploymentRig
 from holdfast.wire.net import SocketNetwork
 

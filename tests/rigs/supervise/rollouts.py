@@ -11,21 +11,19 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.tasks import beside
-from holdfast.rollout.history import HistoryEntry
 from holdfast.rollout.machine import RolloutPhase
-from holdfast.rollout.records import DesiredDeployment, applied, change_desired, read_entry
-from holdfast.rollout.steward import RolloutStatus
-from holdfast.rollout.wishes import revision_of
+from holdfast.rollout.records import DesiredDeployment, HistoryEntry, RolloutStatus, applied, change_desired, read_entry
+from holdfast.rollout.revision import revision_of
 from holdfast.spec.jobs import Job
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.local import Machine
 from holdfast.store.contract import Snapshot, Store, StoreUnavailable
 from holdfast.supervise import machine as life_machine
-from holdfast.supervise import rolling as rolling_shell
-from holdfast.supervise.changing import JobList, kept_jobs
+from holdfast.supervise import rollout_controller as rolling_shell
+from holdfast.supervise.job_list import JobList, kept_jobs
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.replicas import StartContext
-from holdfast.supervise.rolling import RolloutController
+from holdfast.supervise.rollout_controller import RolloutController
 from tests.rigs.store.served import served_store
 from tests.rigs.supervise.supervisors import World
 

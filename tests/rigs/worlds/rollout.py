@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from holdfast.rollout import machine as m
-from holdfast.rollout.replica import ObservedReplica, ReplicaStage
+from holdfast.rollout.machine import ObservedReplica, ReplicaStage
 from holdfast.rollout.revision import Part, Revision
 from holdfast.rollout.trial import RequestCounts
 

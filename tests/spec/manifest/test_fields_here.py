@@ -11,7 +11,7 @@ import pytest
 from test_manifest_fields import FIELDS, MAIN, SECRET, manifest_with
 from test_manifest_secrets import Source
 
-from holdfast.rollout.wishes import revision_of
+from holdfast.rollout.revision import revision_of
 from holdfast.spec.manifest.addresses import address_of
 from holdfast.spec.manifest.checking import Checked, check
 from holdfast.spec.manifest.local import Machine

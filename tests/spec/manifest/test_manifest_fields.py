@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from holdfast.fleet.wishing import model_of, scaling_of
-from holdfast.rollout.wishes import revision_of
+from holdfast.rollout.revision import revision_of
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.parts import Section
 from holdfast.spec.manifest.pods import pods

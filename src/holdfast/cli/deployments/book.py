@@ -22,11 +22,18 @@ from holdfast.core.errors import UserError
 from holdfast.core.tasks import beside, done_within
 from holdfast.discovery.keys import DEPLOYMENTS, HISTORY, MODELS, NODES, ROLLOUT_STATUS, ROLLOUTS
 from holdfast.rollout import machine
-from holdfast.rollout.history import HistoryEntry
 from holdfast.rollout.machine import RolloutState
-from holdfast.rollout.records import Change, DesiredDeployment, change_desired, decode_desired, read_entry
+from holdfast.rollout.records import (
+    Change,
+    DesiredDeployment,
+    HistoryEntry,
+    RolloutStatus,
+    change_desired,
+    decode_desired,
+    decode_status,
+    read_entry,
+)
 from holdfast.rollout.status import RolloutReport
-from holdfast.rollout.steward import RolloutStatus, decode
 from holdfast.spec.arguments import nearest
 from holdfast.spec.settings import about
 from holdfast.store.contract import Store, StoreUnavailable
@@ -122,7 +129,7 @@ class Book:
         values = self._mirror.values
         if (held := values.get(DEPLOYMENTS + name)) is None:
             return None
-        supervisor = decode(values.get(ROLLOUT_STATUS + name))
+        supervisor = decode_status(values.get(ROLLOUT_STATUS + name))
         read = (read_entry(key, value) for key, value in values.items() if key.startswith(f"{HISTORY}{name}/"))
         entries = sorted((entry for entry in read if entry is not None), key=lambda entry: entry.number)
         return Seen(name, decode_desired(name, held), _memory(name, values), supervisor, tuple(entries))

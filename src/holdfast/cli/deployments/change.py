@@ -36,8 +36,7 @@ from holdfast.cli.screen import Screen
 from holdfast.cli.terminal import Terminal, write_out
 from holdfast.core.errors import Refused, UndecidedError, UserError
 from holdfast.rollout.records import DesiredDeployment, applied, of_kept
-from holdfast.rollout.revision import changes
-from holdfast.rollout.wishes import revision_of
+from holdfast.rollout.revision import changes, revision_of
 from holdfast.settings import Environment, handed_on
 from holdfast.spec.arguments import UsageError
 from holdfast.spec.manifest.checking import check

@@ -15,7 +15,7 @@ from holdfast.cli.terminal import Terminal
 from holdfast.core.errors import Refused, UserError
 from holdfast.roles.devices import shows_gpus
 from holdfast.roles.small_files import read_small
-from holdfast.rollout.wishes import revision_of
+from holdfast.rollout.revision import revision_of
 from holdfast.spec.arguments import UsageError
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.rules import Rules

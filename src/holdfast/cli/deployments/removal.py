@@ -32,8 +32,7 @@ from holdfast.cli.terminal import write_out
 from holdfast.core.errors import UserError
 from holdfast.core.tasks import beside
 from holdfast.discovery.keys import CONTROLS, INSTANCES, REPORTS, STANDBYS, parse_key
-from holdfast.rollout.records import deleted, forget
-from holdfast.rollout.steward import RolloutStatus, read_status
+from holdfast.rollout.records import RolloutStatus, deleted, forget, read_status
 from holdfast.settings import Environment
 from holdfast.spec.arguments import UsageError
 from holdfast.spec.settings import about

@@ -15,8 +15,7 @@ from holdfast.cli.deployments.words import Format, age, name_of, written
 from holdfast.cli.screen import Screen
 from holdfast.cli.terminal import write_out
 from holdfast.core.errors import UserError
-from holdfast.rollout.history import HistoryEntry, undo_target
-from holdfast.rollout.records import applied, of_kept, paused, resumed
+from holdfast.rollout.records import HistoryEntry, applied, of_kept, paused, resumed, undo_target
 from holdfast.rollout.status import RolloutResult
 from holdfast.settings import Environment
 from holdfast.spec.settings import about

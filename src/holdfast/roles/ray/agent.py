@@ -28,11 +28,11 @@ from holdfast.roles.tied import die_with
 from holdfast.spec.manifest.local import Machine
 from holdfast.store.opening import open_store
 from holdfast.supervise.hosting import Hosting
+from holdfast.supervise.incident_recorder import BEAT_S
 from holdfast.supervise.lock import Holder, beat, sign, take_lock
 from holdfast.supervise.processes import LocalProcesses
 from holdfast.supervise.records import Record, read_record, write_record
 from holdfast.supervise.secrets import SecretFiles
-from holdfast.supervise.witness import BEAT_S
 from holdfast.wire.net import SocketNetwork
 
 NAME = "agent"  # of its record

@@ -33,13 +33,13 @@ from holdfast.roles.ray.model_actor import ROLE, ModelActor, record_name, replic
 from holdfast.spec.jobs import STOP_S as ROLES_STOP_S
 from holdfast.spec.jobs import Job
 from holdfast.supervise.backend import Kept, kept_of
+from holdfast.supervise.device_places import NO_DEVICE, device_claims
 from holdfast.supervise.incidents import Incident, fold, kept_apart
 from holdfast.supervise.leftovers import sweep
 from holdfast.supervise.levels import vaults_of
 from holdfast.supervise.machine import KERNEL_S, Life, Phase
 from holdfast.supervise.processes import LocalProcesses
 from holdfast.supervise.records import Record, forget, read_record, read_records
-from holdfast.supervise.seats import NO_DEVICE, device_claims
 
 # For Ray to find devices that its node should have: milliseconds where they are free, and who leaves them for host
 # memory gives them back within a second. Longer, and nobody is told that somebody else has them.

@@ -20,7 +20,7 @@ from holdfast.core.tasks import Tasks
 from holdfast.roles.running import child_command, log_dir
 from holdfast.roles.tied import die_with
 from holdfast.spec.jobs import Job
-from holdfast.supervise.changing import JobList
+from holdfast.supervise.job_list import JobList
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Life
 from holdfast.supervise.processes import LocalProcesses

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from holdfast.rollout.moves import move_replicas
-from holdfast.rollout.replica import CRASHES_MAX, DesiredState, ObservedReplica, ReplicaStage, ReplicaState
+from holdfast.rollout.machine import (
+    CRASHES_MAX,
+    DesiredState,
+    ObservedReplica,
+    ReplicaStage,
+    ReplicaState,
+    WorkloadReplicas,
+    move_replicas,
+)
 from holdfast.rollout.revision import Revision
-from holdfast.rollout.stock import WorkloadReplicas
 from tests.rigs.worlds.rollout import part, revision
 
 

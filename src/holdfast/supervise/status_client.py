@@ -63,9 +63,7 @@ async def post_action(address: Address, network: Network, bound_s: float, path: 
     return code, str((_facts(answer) or {}).get("message") or "")
 
 
-async def _get(
-    address: Address, network: Network, bound_s: float, path: str, method: str = "GET"
-) -> bytes | None:
+async def _get(address: Address, network: Network, bound_s: float, path: str, method: str = "GET") -> bytes | None:
     host = f"{address.host}:{address.port}" if isinstance(address, TcpAddress) else "localhost"
     length = "content-length: 0\r\n" if method == "POST" else ""
     request = f"{method} {path} HTTP/1.1\r\nhost: {host}\r\n{length}connection: close\r\n\r\n"

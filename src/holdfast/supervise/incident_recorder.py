@@ -24,7 +24,7 @@ from holdfast.core.procfs import is_ending
 from holdfast.failover.journal import Term, read_terms
 from holdfast.health.status_page import VerdictShown
 from holdfast.spec.jobs import Job
-from holdfast.supervise.asking import get_facts
+from holdfast.supervise.engine_groups import with_groups
 from holdfast.supervise.incidents import (
     INCIDENTS_MAX,
     Incident,
@@ -36,11 +36,11 @@ from holdfast.supervise.incidents import (
 )
 from holdfast.supervise.lock import beat
 from holdfast.supervise.machine import Fell, Life, Phase
-from holdfast.supervise.notes import Slot
 from holdfast.supervise.processes import Processes, exit_words
 from holdfast.supervise.records import Record, forget, journals_dir, read_record, read_records
-from holdfast.supervise.standing import with_groups
+from holdfast.supervise.slots import Slot
 from holdfast.supervise.status import look
+from holdfast.supervise.status_client import get_facts
 from holdfast.supervise.verdicts import decided, last_trouble, trouble
 
 LOOK_S = 1.0  # between two rounds of questions while something is not known yet, or not written

@@ -7,8 +7,8 @@ import pytest
 from holdfast.health import standing as s
 from holdfast.health.records import HealthRecord
 from holdfast.health.standing import HealthCause, HealthStatus, WorkerStanding
-from holdfast.rollout.replica import ObservedReplica, ReplicaStage
-from holdfast.rollout.seeing import PERMANENT_FAULTS, UNCHECKED, with_verdict
+from holdfast.rollout.machine import ObservedReplica, ReplicaStage
+from holdfast.supervise.observe import PERMANENT_FAULTS, UNCHECKED, with_verdict
 
 SILENT = "canary no answer: nothing within 15 s"
 WORKER = ObservedReplica(service="worker", set_id="b", stage=ReplicaStage.SERVING, admitted=True)

@@ -8,9 +8,8 @@ import pytest
 from msgspec import structs
 
 from holdfast.rollout.machine import NOTHING
-from holdfast.rollout.records import DesiredDeployment
-from holdfast.rollout.revision import Part, Revision, changes
-from holdfast.rollout.wishes import active_revision, desired_revision, is_gone, new_sets, revision_of
+from holdfast.rollout.records import DesiredDeployment, active_revision, desired_revision, is_gone, new_sets
+from holdfast.rollout.revision import Part, Revision, changes, revision_of
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.pods import pods
 from holdfast.spec.manifest.types import Manifest

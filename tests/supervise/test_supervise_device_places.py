@@ -9,15 +9,15 @@ import pytest
 
 from holdfast.core.errors import Refused
 from holdfast.rollout.machine import StartReplica
-from holdfast.rollout.wishes import revision_of
+from holdfast.rollout.revision import revision_of
 from holdfast.spec.deployment import DeviceSlot
 from holdfast.spec.jobs import Job
 from holdfast.spec.launch import VaultLaunch
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.local import Machine
 from holdfast.spec.manifest.types import Manifest
+from holdfast.supervise.device_places import DeviceClaim, Devices, device_claims
 from holdfast.supervise.replicas import StartContext, jobs_of, refused_of, room_of, sets_of, with_memory_beside
-from holdfast.supervise.seats import DeviceClaim, Devices, device_claims
 
 MIB = 1024 * 1024
 TEXT = """

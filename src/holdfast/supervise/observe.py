@@ -1,15 +1,24 @@
-"""Everything at one moment, as a rollout is told it: this machine's replicas, and what the store says of them. Pure.
+"""Observes the whole state for a rollout: this machine's replicas, what the store says of them, requests. Pure.
 
 Always true: a worker is admitted when every frontend says so, and there is one; it drains when it was told to and no
 frontend would send it anything more, so that its count of streams can only fall; it stands by when its canary passed
-and it was not told to serve. A frontend that knows nobody to send requests to does not serve yet, unless there is
-nobody. Where no control leads nothing is checked: a worker without a verdict has its whole weight if its set was in
-place before, and none if the revision brings its set, for then nothing has judged it.
+and it was not told to serve. A frontend that knows no worker to send requests to does not serve yet, unless there is
+none. Where no control leads nothing is checked: a worker without a verdict has its whole weight if its set was in place
+before, and none if the revision brings its set.
+
+A permanent fault is what no waiting mends and what may be the revision's fault. A device that is lost, a worker that is
+slow, silent or unreachable, or one that was not checked yet, only does not count. A spare counts: it is sound, and kept
+without traffic on purpose.
+
+Requests are counted from frontends' reports, whose counts only grow: of a set of workers the attempts that frontends
+made, of a set of frontends its answers. Nothing is counted twice, and nothing from before counting began; a worker that
+is gone counts until its minute is over, because its set is still the one that failed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -18,12 +27,100 @@ from msgspec import structs
 from holdfast.discovery.keys import CONTROLS, HEALTH, INSTANCES, REFUSALS, REPORTS, InstanceKey, admits, parse_key
 from holdfast.discovery.keys import decode_record as decode_instance
 from holdfast.health.records import ControlRecord, HealthRecord, ReportRecord
-from holdfast.rollout.machine import Observation
-from holdfast.rollout.replica import DesiredState, ObservedReplica, ReplicaStage
+from holdfast.health.standing import HealthCause, WorkerStanding
+from holdfast.rollout.machine import DesiredState, Observation, ObservedReplica, ReplicaStage
 from holdfast.rollout.revision import Revision
-from holdfast.rollout.seeing import with_verdict
 from holdfast.rollout.trial import RequestCounts
 from holdfast.supervise.replicas import LocalReplica
+
+# -- control's verdict
+
+
+# What is held against a worker and undoes the revision that brought it, in words that read after its name.
+PERMANENT_FAULTS = {
+    HealthCause.WRONG: "answers wrongly",
+    HealthCause.CANARY_FAILING: "fails its canaries",
+    HealthCause.ENGINE: "says that its engine cannot go on",
+}
+UNCHECKED = "control has not checked it yet"
+
+
+def with_verdict(seen: ObservedReplica, record: HealthRecord | None, refused: str = "") -> ObservedReplica:
+    """A worker of which all else is said, with what control wrote of it, and why a frontend refuses its card."""
+    standing = record.standing if record is not None else WorkerStanding(reason=UNCHECKED)
+    causes, weight = standing.causes, standing.weight
+    trouble = next((f"{words}: {causes[cause]}" for cause, words in PERMANENT_FAULTS.items() if cause in causes), "")
+    if refused:
+        trouble = f"has a card that is refused: {refused}"
+    how = seen.how or (standing.reason if seen.stage is ReplicaStage.SERVING and weight < 1.0 else "")
+    is_shut = HealthCause.BREAKER in causes
+    return structs.replace(seen, weight=weight, trouble=seen.trouble or trouble, is_shut=is_shut, how=how)
+
+
+# -- requests of each set
+
+
+WINDOW_S = 60.0
+LISTENED_S = 10.0  # before that nobody can say how much is asked for: frontends report once a second
+
+Set = tuple[str, str]  # a service and its set's id
+Counted = tuple[int, int]  # attempts, and those of them that failed
+
+
+class SetTraffic:
+    """By service and set."""
+
+    def __init__(self) -> None:
+        self._began_s: float | None = None
+        self._last: dict[str, dict[str, Counted]] = {}  # by frontend, and by its workers' instances or its own process
+        self._sets: dict[str, Set] = {}  # by instance or process
+        self._happened: deque[tuple[float, Set, Counted]] = deque()  # oldest first, within the window
+
+    def take(self, reports: Iterable[ReportRecord], sets: Mapping[str, Set], now_s: float) -> None:
+        """All reports as they are now; `sets`: whose an instance or a frontend's process is."""
+        if sets and (self._began_s is None or now_s < self._began_s):
+            self._began_s = now_s
+        self._sets |= sets
+        told = {report.name: _counts(report) for report in reports}
+        sums: dict[Set, Counted] = {}
+        for frontend, counts in told.items():
+            before = self._last.get(frontend, counts)  # at first sight only counting begins
+            for instance, (attempts, failed) in counts.items():
+                tried, lost = before.get(instance, (0, 0))
+                if instance in self._sets and attempts > tried and failed >= lost:
+                    whole, bad = sums.get(self._sets[instance], (0, 0))
+                    sums[self._sets[instance]] = (whole + attempts - tried, bad + failed - lost)
+        self._happened.extend((now_s, one, counted) for one, counted in sums.items())
+        self._last = told
+        known = {instance for counts in told.values() for instance in counts} | sets.keys()
+        self._sets = {instance: one for instance, one in self._sets.items() if instance in known}
+        while self._happened and self._happened[0][0] <= now_s - WINDOW_S:
+            self._happened.popleft()
+
+    def of(
+        self, now_s: float, brought: Collection[Set] = (), since_s: float = 0.0
+    ) -> dict[str, dict[str, RequestCounts]] | None:
+        """What happened within the window; of sets that a revision brings only since then, for they may have been tried
+        before. None: there are workers, and it was not listened for long enough yet."""
+        if self._began_s is not None and now_s < self._began_s + LISTENED_S:
+            return None
+        sums: dict[str, dict[str, RequestCounts]] = {}
+        for at_s, one, (attempts, failed) in self._happened:
+            if one not in brought or at_s >= since_s:
+                own = sums.setdefault(one[0], {})
+                before = own.get(one[1], RequestCounts())
+                own[one[1]] = RequestCounts(before.attempts + attempts, before.failed + failed)
+        return sums
+
+
+def _counts(report: ReportRecord) -> dict[str, Counted]:
+    failed = {instance: sum(seen.failed.values()) for instance, seen in report.workers.items()}
+    workers = {one: (seen.succeeded + failed[one], failed[one]) for one, seen in report.workers.items()}
+    return workers | {report.process: (report.answers, report.answers_failed)}
+
+
+# -- replicas
+
 
 NOT_IN_STORE = "it is not in the store"
 NO_WORKER = "it has no worker yet"

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.spec.jobs import Job
 from holdfast.spec.launch import FrontendLaunch, Launch, VaultLaunch, WorkerLaunch, role_of
-from holdfast.supervise.changing import JobList, kept_jobs
+from holdfast.supervise.job_list import JobList, kept_jobs
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase
 from holdfast.supervise.records import Record, launch_path, read_record, run_dir, set_aside, write_record

@@ -24,8 +24,8 @@ from holdfast.spec.launch import ROLES
 from holdfast.supervise import machine
 from holdfast.supervise.loop import PEERS_WAIT_S, Supervisor
 from holdfast.supervise.machine import KERNEL_S, Phase
-from holdfast.supervise.notes import Slot
 from holdfast.supervise.records import mark_leaving, read_kept
+from holdfast.supervise.slots import Slot
 
 
 def kept_jobs(state_dir: Path) -> list[Job]:

@@ -25,22 +25,35 @@ from holdfast.core.ports import Clock, SystemClock
 from holdfast.core.tasks import Tasks, beside, done_within
 from holdfast.discovery.keys import DEPLOYMENTS, HISTORY, ROLLOUT_STATUS
 from holdfast.rollout import machine, records
-from holdfast.rollout.history import KEPT, HistoryEntry, surplus, updated_entries
-from holdfast.rollout.records import DesiredDeployment, StateWriter, history_key, read_entry
-from holdfast.rollout.replica import DESIRED_RUNNING, ObservedReplica, ReplicaStage
+from holdfast.rollout.machine import DESIRED_RUNNING, ObservedReplica, ReplicaStage
+from holdfast.rollout.records import (
+    KEPT,
+    DesiredDeployment,
+    HistoryEntry,
+    RolloutStatus,
+    StateWriter,
+    active_revision,
+    desired_revision,
+    encode_status,
+    history_key,
+    is_gone,
+    new_sets,
+    read_entry,
+    surplus,
+    updated_entries,
+)
 from holdfast.rollout.status import report
-from holdfast.rollout.steward import RolloutStatus, encode
-from holdfast.rollout.wishes import active_revision, desired_revision, is_gone, new_sets
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.secrets import Digests
 from holdfast.spec.manifest.types import WORKER, Manifest
 from holdfast.store.contract import Registration, Store, StoreUnavailable
 from holdfast.store.mirror import Mirror
-from holdfast.supervise.changing import JobList
+from holdfast.supervise.device_places import DeviceClaim, device_claims
+from holdfast.supervise.job_list import JobList
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Life
 from holdfast.supervise.machine import Phase as JobPhase
-from holdfast.supervise.outlook import observe, observe_store, prefixes, sources_of
+from holdfast.supervise.observe import SetTraffic, observe, observe_store, prefixes, sources_of
 from holdfast.supervise.own_control import OwnControl, has_planner
 from holdfast.supervise.replicas import (
     LocalReplica,
@@ -54,8 +67,6 @@ from holdfast.supervise.replicas import (
     sets_of,
     with_memory_beside,
 )
-from holdfast.supervise.seats import DeviceClaim, device_claims
-from holdfast.supervise.traffic import SetTraffic
 
 OBSERVE_S = 0.5  # between two looks, where the store tells of nothing: processes become ready, and leave
 HEARD_S = 0.5  # for a frontend to read that it is replaced before it is asked to leave: it leaves otherwise then
@@ -105,7 +116,7 @@ class RolloutController:
             async with beside(self._mirror.run(), "what the store says"):
                 await self._mirror.whole.wait()
                 await self._open()
-                self._registered = self._store.register(ROLLOUT_STATUS + self.name, encode(self.status))
+                self._registered = self._store.register(ROLLOUT_STATUS + self.name, encode_status(self.status))
                 while not await self._reconcile():
                     await done_within(self._mirror.news.wait(), OBSERVE_S)
         finally:
@@ -305,5 +316,5 @@ class RolloutController:
     def _update_status(self, **news: Any) -> None:
         told = structs.replace(self.status, **news)
         if told != self.status and self._registered is not None:
-            self._registered.update(encode(told))
+            self._registered.update(encode_status(told))
         self.status = told
