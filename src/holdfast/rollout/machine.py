@@ -53,11 +53,11 @@ from holdfast.rollout.trial import TRIAL_S, RequestCounts, SetTrial
 # -- one replica: its desired state, what is observed of it, and what is remembered
 
 
-CRASHES_MAX = 3  # in a row: one may be somebody's kill, two its echo
+CRASHES_MAX = 3  # in a row: one may be a person's kill, two its echo
 
 
 class DesiredState(StrEnum):
-    """What a replica is to do."""
+    """What a replica should do."""
 
     STAND_BY = "stand by"  # beside an old one, until that has handed over
     SERVE = "serve"
@@ -69,7 +69,7 @@ DESIRED_RUNNING = (DesiredState.SERVE, DesiredState.STAND_BY)
 
 
 class ReplicaStage(StrEnum):
-    """What a replica is seen to do."""
+    """What a replica is observed to do."""
 
     ABSENT = "absent"
     STARTING = "starting"  # or waiting to be started again
@@ -80,7 +80,7 @@ class ReplicaStage(StrEnum):
 
 
 class ObservedReplica(Struct, frozen=True, kw_only=True):
-    """One replica. A frontend is admitted, and has its whole weight, when it answers."""
+    """What is observed of one replica. A frontend is admitted, and has its whole weight, when it answers."""
 
     service: str
     set_id: str
@@ -116,7 +116,7 @@ class ReplicaState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def part_of(service: str, target: Revision, stable: Revision | None) -> Part:
-    """A service as it should be, or was."""
+    """Return a service as it should be, or was."""
     for revision in (target, stable):
         if revision is not None and service in revision.parts:
             return revision.parts[service]
@@ -125,7 +125,7 @@ def part_of(service: str, target: Revision, stable: Revision | None) -> Part:
 
 @dataclass(slots=True)
 class WorkloadReplicas:
-    """All replicas, by name and oldest first. `stable` was last in place; `held` are services that are paused."""
+    """All replicas, by name and oldest first. `stable` was last in place; `paused` are services that wait."""
 
     target: Revision
     stable: Revision | None
@@ -160,8 +160,8 @@ class WorkloadReplicas:
         return self.counts(name), self.seen(name).weight
 
     def is_served(self, service: str) -> bool:
-        """Whether somebody takes requests. Who is to drain does until all frontends have heard of it; of who takes over
-        from it they tell as late."""
+        """Return whether a replica takes requests. One that should drain does until all frontends have read that; they
+        report its replacement as late."""
         own = [(one.desired, self.seen(name)) for name, one in self.replicas.items() if one.service == service]
         taking = [(desired, seen) for desired, seen in own if seen.stage is ReplicaStage.SERVING and seen.weight > 0.0]
         return any(
@@ -175,11 +175,9 @@ class WorkloadReplicas:
         return part is None or part.set_id != one.set_id
 
     def select(self, service: str, *, old: bool, desired: tuple[DesiredState, ...] = DESIRED_RUNNING) -> list[str]:
-        """Who is of a service's wanted set, or of any other."""
-        everybody = self.replicas.items()
-        return [
-            n for n, one in everybody if one.service == service and one.desired in desired and self.is_old(n) == old
-        ]
+        """Return the replicas of a service's desired set, or of any other."""
+        known = self.replicas.items()
+        return [n for n, one in known if one.service == service and one.desired in desired and self.is_old(n) == old]
 
     def missing(self, service: str) -> int:
         return self.target.parts[service].replicas - len(self.select(service, old=False))
@@ -188,7 +186,7 @@ class WorkloadReplicas:
         return self.missing(service) <= 0 and all(map(self.counts, self.select(service, old=False)))
 
     def is_new(self, service: str) -> bool:
-        """Whether the wanted set of a service was never in place."""
+        """Return whether the desired set of a service was never in place."""
         return self.stable is None or self.stable.sets.get(service) != self.target.sets[service]
 
     def is_in_place(self) -> bool:
@@ -198,17 +196,17 @@ class WorkloadReplicas:
         return settled and all(self.is_up(service) and self.missing(service) == 0 for service in self.target.parts)
 
     def places(self, service: str) -> list[str]:
-        """Who has a place of its own, whatever is wanted of it."""
+        """Return the replicas with a place of their own, whatever is desired of them."""
         return [n for n, one in self.replicas.items() if one.service == service and one.beside not in self.replicas]
 
     def leaving(self, service: str) -> list[str]:
-        """Who was told to leave."""
+        """Return the replicas that were told to leave."""
         return [
             name for name, one in self.replicas.items() if one.service == service and one.desired not in DESIRED_RUNNING
         ]
 
     def is_busy(self, service: str) -> bool:
-        """Whether something should come of it by itself, and soon: somebody is not yet what it is to be, or gone."""
+        """Return whether progress should come by itself, and soon: a replica is not yet what it should be, or gone."""
         draining = any(self.replicas[name].drain_until_s is not None for name in self.leaving(service))
         if service in self.paused or draining or any(map(self.is_being_tried, (service, *self.part(service).peers))):
             return False
@@ -217,8 +215,8 @@ class WorkloadReplicas:
     # -- how many there must be
 
     def _shares(self, without: str) -> dict[str, Fraction]:
-        """How much of each service counts, as a part of what is wanted; of those that work in pairs only as much as
-        their mates do. Nobody leaves for one that is on trial, so that does not."""
+        """Return how much of each service counts, as a share of its replicas; of those that work in pairs only as much
+        as their peers do. No replica leaves for one that is on trial, so that does not count."""
         there = [one for name, one in self.replicas.items() if name != without and self.is_proven(name)]
         counted = Counter((one.service, one.set_id) for one in there)
         sizes = {service: self.part(service).replicas for service, _ in counted}
@@ -235,8 +233,8 @@ class WorkloadReplicas:
         return shares
 
     def _peer_sets(self) -> dict[tuple[str, str], set[tuple[str, str]]]:
-        """Of each set that works in pairs, those that a revision has it with. One that a revision has alone needs
-        nobody."""
+        """Return, for each set that works in pairs, the sets that a revision has it with. One that a revision has alone
+        needs no other."""
         pairs = [((one.service, one.set_id), one.pair) for one in self.replicas.values()]
         pairs += [((name, part.set_id), self.target.pair(name)) for name, part in self.target.parts.items()]
         alone = {own for own, pair in pairs if len(pair) == 1}
@@ -248,7 +246,7 @@ class WorkloadReplicas:
         return bonds
 
     def is_enough(self, without: str) -> bool:
-        """Whether those that count, but for one, are as many as was promised for all that it works with."""
+        """Return whether those that count, except one, are as many as was promised for all that it works with."""
         parts = self.target.parts
         pair = [service for service, _ in self.replicas[without].pair if service in parts and parts[service].replicas]
         spares = [Fraction(self._spare(service, without), parts[service].replicas) for service in pair]
@@ -256,30 +254,30 @@ class WorkloadReplicas:
         return all(shares[service] >= 1 - max(spares) for service in pair)
 
     def _spare(self, service: str, leaver: str) -> int:
-        """How many of those wanted need not count when this one has left."""
+        """Return how many of the desired replicas need not count when this one has left."""
         part = self.target.parts[service]
         if self.replacements(leaver) or (self.lacks_room(service) and not self.share_candidate(service)):
             return max(1, part.unavailable)
         return 0 if part.surge and self.is_on_trial(service) else part.unavailable
 
     def is_on_trial(self, service: str) -> bool:
-        """Whether a new set has not shown yet that it can take over from others that are still there."""
+        """Return whether a new set has not shown yet that it can take over from others that are still there."""
         if not self.is_new(service) or not self.select(service, old=True, desired=tuple(DesiredState)):
             return False
         new = self.select(service, old=False, desired=tuple(DesiredState))
         return service not in self.tried or not any(self.replicas[name].counted for name in new)
 
     def is_being_tried(self, service: str) -> bool:
-        """Whether one of a set on trial counts, and only customers' requests are waited for."""
+        """Return whether one of a set on trial counts, and only clients' requests are waited for."""
         own = self.select(service, old=False) if service in self.target.parts else []
         return any(map(self.counts, own)) and self.is_on_trial(service)
 
     def is_proven(self, name: str) -> bool:
-        """Whether it counts, and its set is not on trial."""
+        """Return whether it counts, and its set is not on trial."""
         return self.counts(name) and (self.is_old(name) or not self.is_on_trial(self.replicas[name].service))
 
     def free_places(self, service: str) -> int:
-        """How many more may be started in places of their own."""
+        """Return how many more may be started in places of their own."""
         part, there = self.target.parts[service], self.places(service)
         vacant = part.replicas + part.surge - len(there)
         if service not in self.room:
@@ -292,44 +290,44 @@ class WorkloadReplicas:
         return min(vacant, self.room[service] - len(coming))
 
     def lacks_room(self, service: str) -> bool:
-        """Whether more are wanted, nobody is on the way in or out, and there is no place for one more."""
+        """Return whether replicas are missing, none starts or leaves, and there is no place for one more."""
         part = self.target.parts[service]
         no_room = self.room.get(service, 1) <= 0 or part.surge == part.unavailable == 0
         return no_room and self.is_waiting(service)
 
     def is_waiting(self, service: str) -> bool:
-        """Whether more are wanted, and nobody is on the way in or out."""
+        """Return whether replicas are missing, and none starts or leaves."""
         moving = [
             n for n, one in self.replicas.items() if one.service == service and one.desired is not DesiredState.SERVE
         ]
         return self.missing(service) > 0 and not moving and all(map(self.counts, self.select(service, old=False)))
 
     def blocks_a_place(self, name: str) -> bool:
-        """Whether it is of a set that is undone, does not count, and has the place that one which could serve waits
-        for: then nothing else would happen."""
+        """Return whether it is of a set that is undone, does not count, and has the place that one which could serve
+        waits for: then nothing else would happen."""
         service = self.replicas[name].service
         if not self.is_undo or self.counts(name) or not self.is_old(name) or service not in self.target.parts:
             return False
         return self.is_waiting(service) and self.free_places(service) <= 0
 
     def share_candidate(self, service: str) -> str:
-        """An old one that a new one may stand by beside, if there is one."""
+        """Return an old replica that a new one may stand by beside; "": there is none."""
         return next(
             (n for n in self.select(service, old=True, desired=(DesiredState.SERVE,)) if self.seen(n).fits_beside), ""
         )
 
     def replacements(self, name: str) -> list[str]:
-        """Who stands beside it, or took over from it."""
+        """Return the replicas that stand beside it, or took over from it."""
         return [heir for heir, one in self.replicas.items() if one.beside == name and one.desired in DESIRED_RUNNING]
 
     def may_leave(self, name: str) -> bool:
-        """Who never counted, is broken or has lost its mates takes nothing away, nor does one that is in the way; any
-        other only if enough are left."""
+        """Return whether it may leave. One that never counted, is broken, has lost its peers or blocks a place takes
+        nothing away; any other may leave only if enough are left."""
         takes_nothing = not self.counts(name) and (self.seen(name).is_broken or not self.replicas[name].counted)
         return takes_nothing or self.has_lost_peers(name) or self.blocks_a_place(name) or self.is_enough(name)
 
     def has_lost_peers(self, name: str) -> bool:
-        """Whether it works in pairs, and everybody that it could work with is gone for good."""
+        """Return whether it works in pairs, and every replica that it could work with is gone for good."""
         own = (self.replicas[name].service, self.replicas[name].set_id)
         staying = {(one.service, one.set_id) for one in self.replicas.values() if one.desired in DESIRED_RUNNING}
         mates = {mate for mate in self._peer_sets().get(own, ()) if self.part(mate[0]).replicas}
@@ -346,7 +344,7 @@ class WorkloadReplicas:
         return seen.stage is ReplicaStage.DRAINING and seen.streams == 0
 
     def is_last(self, name: str) -> bool:
-        """Whether nobody else of its set serves or drains: then its streams wait for it, or for nobody."""
+        """Return whether no other of its set serves or drains: then its streams can continue only on it."""
         own = (self.replicas[name].service, self.replicas[name].set_id)
         others = [n for n, one in self.replicas.items() if n != name and (one.service, one.set_id) == own]
         there = [n for n in others if self.replicas[n].desired is not DesiredState.STOP]
@@ -373,7 +371,7 @@ class WorkloadReplicas:
 
 
 def move_replicas(workload: WorkloadReplicas) -> None:
-    """Change what is wanted, as far as it may be now."""
+    """Change the desired state of replicas, as far as the rules allow now."""
     _reconsider_unsent_drains(workload)
     _hand_over(workload)
     for service in workload.target.parts:
@@ -389,7 +387,7 @@ def _unpaused(workload: WorkloadReplicas) -> list[str]:
 
 
 def _reconsider_unsent_drains(workload: WorkloadReplicas) -> None:
-    """Who was to drain, serves and was not told (whoever decided it died) is thought of anew, as things are now."""
+    """Decide again about replicas that should drain, serve and were not told (the process that decided it died)."""
     for name, one in list(workload.replicas.items()):
         untold = (
             one.desired is DesiredState.DRAIN
@@ -401,7 +399,7 @@ def _reconsider_unsent_drains(workload: WorkloadReplicas) -> None:
 
 
 def _hand_over(workload: WorkloadReplicas) -> None:
-    """Who stands by takes over when it is ready: from then on the one that it stands beside drains."""
+    """Let a standby take over when it is ready: from then on the replica that it stands beside drains."""
     for name, one in list(workload.replicas.items()):
         if one.desired is not DesiredState.STAND_BY or workload.is_old(name):
             continue
@@ -418,7 +416,7 @@ def _hand_over(workload: WorkloadReplicas) -> None:
 
 
 def _resume_draining(workload: WorkloadReplicas, service: str) -> None:
-    """Who drains and is wanted after all; also where it is paused, for it is no step forward."""
+    """Let draining replicas serve that are desired again; also where it is paused, because it is no step forward."""
     for name in workload.select(service, old=False, desired=(DesiredState.DRAIN,))[: max(0, workload.missing(service))]:
         workload.set_desired(name, DesiredState.SERVE)
 
@@ -434,8 +432,8 @@ def _start(workload: WorkloadReplicas, service: str) -> None:
 
 
 def _retire_all(workload: WorkloadReplicas) -> None:
-    """First those that are too many, what serves least and then the newest first; then other sets; last whole services
-    wanted no more."""
+    """Retire the surplus first, those that serve least and then the newest; then other sets; last whole services that
+    are no longer desired."""
     parts = workload.target.parts
     for service in _unpaused(workload):
         newest = list(reversed(workload.select(service, old=False)))
@@ -468,7 +466,7 @@ def _retire(workload: WorkloadReplicas, names: list[str]) -> None:
 
 
 def _leave(workload: WorkloadReplicas, name: str) -> None:
-    """By draining; who only stood by just ends, and the one it stood beside is called back."""
+    """Drain a replica; one that only stood by just ends, and the one that it stood beside serves again."""
     one, part = workload.replicas[name], workload.part(workload.replicas[name].service)
     waited_for = one.service in workload.target.parts and workload.lacks_room(one.service)
     desired = DesiredState.STOP if one.desired is DesiredState.STAND_BY else DesiredState.DRAIN
@@ -481,7 +479,7 @@ def _leave(workload: WorkloadReplicas, name: str) -> None:
 
 
 def _leave_as_last(workload: WorkloadReplicas, last: ReplicaState) -> None:
-    """Of a set of which nobody stays, all that drain have the time that their streams take to end."""
+    """Give all that drain, of a set of which no replica stays, the time that their streams take to end."""
     its = {n: one for n, one in workload.replicas.items() if (one.service, one.set_id) == (last.service, last.set_id)}
     until_s = workload.now_s + workload.part(last.service).last_drain_s
     if all(one.desired not in DESIRED_RUNNING for one in its.values()):
@@ -491,7 +489,7 @@ def _leave_as_last(workload: WorkloadReplicas, last: ReplicaState) -> None:
 
 
 def _stop_drained(workload: WorkloadReplicas) -> None:
-    """Stop who has drained; but one with an heir only when that counts and was tried. Forget who is gone."""
+    """Stop what has drained, but one with a replacement only when that counts and was tried. Forget what is gone."""
     for name, one in list(workload.replicas.items()):
         if one.desired is DesiredState.DRAIN and workload.has_drained(name):
             workload.replicas[name] = structs.replace(one, drain_until_s=None)
@@ -506,7 +504,7 @@ RETRY_S = 10.0  # long against what carrying something out takes, short against 
 
 
 class RolloutPhase(StrEnum):
-    """Where a deployment is."""
+    """The phase of a rollout."""
 
     STEADY = "steady"
     ROLLING = "rolling"
@@ -515,7 +513,7 @@ class RolloutPhase(StrEnum):
 
 
 class Trigger(StrEnum):
-    """What a look shows of the whole."""
+    """What an observation shows of the whole."""
 
     NEWER = "a newer revision is wanted"
     FAILED = "its new sets are bad, and there is a way back"
@@ -527,12 +525,12 @@ class Trigger(StrEnum):
 
 
 class Observation(Struct, frozen=True, kw_only=True):
-    """Everything at one moment."""
+    """Everything that is observed at one moment."""
 
     desired: Revision
     replicas: dict[str, ObservedReplica] = {}
     room: dict[str, int] = {}  # how many more of a service can be placed; not said: as many as it takes
-    # By service, and by the set's id. None: nobody listened long enough to say how much is asked for.
+    # By service, and by the set's id. None: reports were not read for long enough to know.
     traffic: dict[str, dict[str, RequestCounts]] | None = {}
     refused: dict[str, str] = {}  # by a set's id: why none of it can ever be started here
     unchecked: frozenset[str] = frozenset()  # services whose new set needs a control's verdict, while no control leads
@@ -542,8 +540,8 @@ class Observation(Struct, frozen=True, kw_only=True):
 
 
 class ServiceProgress(Struct, frozen=True, forbid_unknown_fields=True):
-    """How far a service, with its mates, ever was on this way, and since when. Its clock stands still while nothing is
-    to come of it: where it is paused, or waits for others, or drains within its bound."""
+    """How far a service and its peers ever came towards this revision, and when. The clock pauses while no progress is
+    due: where it is paused, or waits for others, or drains within its bound."""
 
     best: int
     progress_at_s: UnixS = field(name="moved_s")
@@ -551,13 +549,13 @@ class ServiceProgress(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Downtime(Struct, frozen=True, forbid_unknown_fields=True):
-    """How long requests to a service found nobody on this way, at a stretch."""
+    """How long requests to a service found no replica during this rollout, at a stretch."""
 
     longest_s: float = 0.0  # of those that are over
     since_s: UnixS | None = None  # when the one under way began
 
     def until(self, now_s: float) -> float:
-        """The longest, the one under way included."""
+        """Return the longest one, including the one that lasts."""
         return max(self.longest_s, 0.0 if self.since_s is None else now_s - self.since_s)
 
 
@@ -584,7 +582,7 @@ class RolloutState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def tried(self) -> frozenset[str]:
-        """Services whose new set has been."""
+        """The services whose new set was tried."""
         return frozenset(service for service, until_s in self.trials.items() if until_s is None)
 
 
@@ -596,7 +594,7 @@ def encode(state: RolloutState) -> bytes:
 
 
 def decode(data: bytes) -> RolloutState:
-    """ValueError, if another version wrote it, or nobody: whoever reads it then leaves everything as it is."""
+    """Raise ValueError if another version wrote it, or it is invalid: the reader then leaves everything as it is."""
     state = msgspec.json.decode(data, type=RolloutState)
     if state.version != VERSION:
         raise ValueError(f"a rollout's memory of version {state.version}; version {VERSION} is known here")
@@ -604,8 +602,8 @@ def decode(data: bytes) -> RolloutState:
 
 
 def restore(state: RolloutState, now_s: float) -> RolloutState:
-    """To go on from what another process wrote: it may have done what it said or not, and its clock may have been
-    ahead."""
+    """Return a state to continue from that another process wrote: it may have carried out what it decided or not, and
+    its clock may have been ahead."""
     replicas = {}
     for name, one in state.replicas.items():
         part = part_of(one.service, state.target, state.stable)
@@ -639,31 +637,31 @@ class StartReplica(Struct, frozen=True):
 
 
 class WakeReplica(Struct, frozen=True):
-    """Who stands by is to serve."""
+    """Let a standby serve."""
 
     name: str
 
 
 class DrainReplica(Struct, frozen=True):
-    """Nothing new for it. A worker's streams are handed over; a frontend closes connections after their answers."""
+    """Send it nothing new. A worker's streams are handed over; a frontend closes connections after their answers."""
 
     name: str
 
 
 class ResumeServing(Struct, frozen=True):
-    """It is to serve again after all."""
+    """Let a draining replica serve again."""
 
     name: str
 
 
 class StopReplica(Struct, frozen=True):
-    """It is to end."""
+    """End it."""
 
     name: str
 
 
 class LogLine(Struct, frozen=True):
-    """A line for people."""
+    """A line of the log, for people."""
 
     text: str
 
@@ -693,12 +691,12 @@ NEEDED_ACTIONS: dict[DesiredState, dict[ReplicaStage, type[StartReplica | Replic
 
 
 def step(state: RolloutState, observation: Observation, now_s: float) -> Outcome:
-    """The next memory, to be written down first, and then what is to be done, in order."""
+    """Return the next state, to be written down first, and then the actions, in order."""
     return _Step(state, observation, now_s).run()
 
 
 def next_deadline_s(state: RolloutState) -> float | None:
-    """When to look again at the latest; None: when something changes."""
+    """Return when to step again at the latest; None: when something changes."""
     due = [one.sent_at_s + RETRY_S for one in state.replicas.values() if one.sent_at_s is not None]
     due += [one.drain_until_s for one in state.replicas.values() if one.drain_until_s is not None]
     trials = [until_s for until_s in state.trials.values() if until_s is not None]
@@ -713,7 +711,7 @@ def next_deadline_s(state: RolloutState) -> float | None:
 
 
 class _Step:
-    """One look, and what follows from it."""
+    """One observation, and what follows from it."""
 
     def __init__(self, state: RolloutState, observation: Observation, now_s: float) -> None:
         self.observation, self.now_s = observation, now_s
@@ -744,7 +742,7 @@ class _Step:
         )
 
     def _apply(self, trigger: Trigger, holds: bool, why: str = "") -> None:
-        """What follows from a turn, if the look shows it."""
+        """Make the transition of a trigger, if the observation shows it."""
         become = TABLE.get((self.state.phase, trigger))
         if holds and become is not None:
             become(self, why)
@@ -761,7 +759,7 @@ class _Step:
         self.workload.tried = state.tried
 
     def _adopt_unknown(self) -> None:
-        """Take in whoever is there and not known, and note who counts."""
+        """Adopt replicas that are there and not known, and note which count."""
         workload = self.workload
         for name, seen in self.observation.replicas.items():
             if name not in workload.replicas and seen.stage is not ReplicaStage.ABSENT:
@@ -773,8 +771,8 @@ class _Step:
                 workload.replicas[name] = structs.replace(one, counted=True)
 
     def _adopted(self, seen: ObservedReplica) -> ReplicaState:
-        """What to think of one that is not known. It may have counted, unless its set is what is being brought; and who
-        stands by for nobody is not kept."""
+        """Return the record of a replica that is not known. It may have counted, unless its set is what the revision
+        brings; a standby that stands beside no replica is not kept."""
         desired = (
             DesiredState.STOP if seen.stage in (ReplicaStage.STANDBY, ReplicaStage.LEAVING) else DesiredState.SERVE
         )
@@ -785,7 +783,7 @@ class _Step:
         return ReplicaState(service=seen.service, set_id=seen.set_id, pair=pair, desired=desired, counted=counted)
 
     def _update_target(self) -> None:
-        """The same revision may be wanted in another number or manner."""
+        """Take over a desired state with the same revision but other counts or settings."""
         state, desired = self.state, self.observation.desired
         if desired.number == state.target.number == state.desired_number and desired.sets == state.target.sets:
             stable = desired if state.stable is not None and state.stable.number == desired.number else state.stable
@@ -795,7 +793,7 @@ class _Step:
     # -- how it goes
 
     def _is_over(self) -> bool:
-        """All is in place, and where there is a way back it was judged, watched and tried."""
+        """Return whether all is in place and, where there is a way back, was checked, watched and tried."""
         state = self.state
         if state.in_place_since_s is None or state.stable is None or not state.target.brings(state.stable):
             return state.in_place_since_s is not None
@@ -804,7 +802,7 @@ class _Step:
         return state.tried == state.trials.keys() and self.now_s >= state.in_place_since_s + state.target.watch_s
 
     def _note_progress(self) -> None:
-        """Progress is one more that counts, or one less that is old and not leaving."""
+        """Note progress: one more that counts, or one less that is old and not leaving."""
         state, workload = self.state, self.workload
         if state.phase is RolloutPhase.STEADY:
             return
@@ -837,7 +835,7 @@ class _Step:
         return structs.replace(last, progress_at_s=last.progress_at_s + away_s, paused_since_s=None)
 
     def _note_trials(self) -> None:
-        """A new set's trial begins when one of it counts first, and is over for good when it was tried, or is late."""
+        """Begin a trial when one of a new set counts first; end it for good when the set was tried, or is late."""
         workload, trials = self.workload, dict(self.state.trials)
         for service in filter(workload.is_new, self.state.target.parts):
             if service in trials or any(
@@ -860,7 +858,7 @@ class _Step:
         return SetTrial.of(traffic, part.set_id, part.errors_percent_max, is_shut=is_shut)
 
     def _note_downtimes(self) -> None:
-        """Of services that had somebody before."""
+        """Note the downtimes of services that were served before."""
         state, downtimes = self.state, dict(self.state.downtimes)
         before = state.stable.parts if state.stable is not None and state.phase is not RolloutPhase.STEADY else {}
         for service in sorted(before.keys() & state.target.parts.keys()):
@@ -874,7 +872,7 @@ class _Step:
         self._set_state(structs.replace(state, downtimes=downtimes))
 
     def _failure_reason(self) -> str:
-        """Why the new sets cannot be, in one line; "": nothing says so."""
+        """Return why the new sets are bad, in one line; "": nothing shows it."""
         if self.state.phase is RolloutPhase.STEADY:
             return ""
         new = filter(self.workload.is_new, self.state.target.parts)
@@ -896,7 +894,8 @@ class _Step:
         return ""
 
     def _error_rate_reason(self, service: str) -> str:
-        """Too many of its requests fail, and not so everywhere. Also when its breakers have opened for it."""
+        """Return the error rate of a set of whose requests too many fail, and not so everywhere; also when its breakers
+        have opened."""
         trial = self._trial(service)
         serves = any(self.workload.seen(name).admitted for name in self.workload.select(service, old=False))
         told = f"{trial.own.failed} of {trial.own.attempts} requests to the new {service} failed"
@@ -908,7 +907,7 @@ class _Step:
         return at.paused_since_s is None and self.now_s >= at.progress_at_s + self.workload.part(service).deadline_s
 
     def _overdue_reason(self, service: str) -> str:
-        """It makes no progress, for want of a replica that serves."""
+        """Return why it makes no progress, for want of a replica that serves; "": it does."""
         if self.workload.is_up(service) or not self._is_overdue(service):
             return ""
         bound = f"within {self.state.target.parts[service].deadline_s:g} s"
@@ -921,7 +920,7 @@ class _Step:
         return f"{waiting} did not come to serve {bound}" + (f": {how}" if how else "")
 
     def _late_reason(self) -> str:
-        """What is overdue, although nothing is wrong with the new sets."""
+        """Return what is overdue although nothing is wrong with the new sets; "": nothing."""
         for service in filter(self._is_overdue, self.state.progress):
             if service in self.state.target.parts and (reason := self._overdue_reason(service)):
                 return reason

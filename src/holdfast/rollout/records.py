@@ -76,7 +76,7 @@ class HistoryEntry(Struct, frozen=True, kw_only=True):
 
 
 def updated_entries(entries: Sequence[HistoryEntry], state: RolloutState) -> list[HistoryEntry]:
-    """The entries of which the memory knows more, as they should be written."""
+    """Return the entries that the rollout's state changes, as they should be written."""
     return [after for entry in entries if (after := _updated(entry, state)) != entry]
 
 
@@ -94,7 +94,7 @@ def _updated(entry: HistoryEntry, state: RolloutState) -> HistoryEntry:
 
 
 def surplus(entries: Sequence[HistoryEntry], state: RolloutState) -> list[int]:
-    """The numbers of those that need not be kept."""
+    """Return the numbers of entries that need not be kept."""
     stable = state.stable.number if state.stable is not None else 0
     needed = {stable, state.target.number, state.desired_number}
     oldest_first = sorted(entry.number for entry in entries)
@@ -130,7 +130,7 @@ def undo_target(entries: Sequence[HistoryEntry], state: RolloutState, to: int = 
 
 
 def history_lines(entries: Sequence[HistoryEntry]) -> list[str]:
-    """A line for each revision, oldest first."""
+    """Return a line for each revision, oldest first."""
     lines = []
     for entry in sorted(entries, key=lambda one: one.number):
         why = f": {entry.why}" if entry.why else ""
@@ -148,7 +148,7 @@ UNSURE_MAX = 16  # writes without an answer, of 10 s each: of older ones none ca
 
 
 class DesiredDeployment(Struct, frozen=True, kw_only=True):
-    """What should run of a deployment, as it was last asked for."""
+    """What should run of a deployment, as the last command asked for it."""
 
     revision: Count
     manifest: str
@@ -161,7 +161,7 @@ class DesiredDeployment(Struct, frozen=True, kw_only=True):
     secret_digests: dict[str, str] = {}  # hashes of the values of secrets, by reference (`spec.manifest.secrets`)
 
     def entry(self) -> HistoryEntry:
-        """Its place in the history, as long as nothing came of it."""
+        """Return its history entry, as long as nothing came of it."""
         return HistoryEntry(
             number=self.revision,
             manifest=self.manifest,
@@ -223,7 +223,7 @@ def resumed(change: Change) -> Change:
 
 
 def paused(name: str, *, on: bool) -> Change:
-    """The same, to wait where it is, or to go on."""
+    """Return a change that pauses it, or lets it continue."""
 
     def change(before: DesiredDeployment | None) -> DesiredDeployment:
         return structs.replace(_there(name, before), paused=on)
@@ -232,7 +232,7 @@ def paused(name: str, *, on: bool) -> Change:
 
 
 def deleted(name: str, at_unix_s: float) -> Change:
-    """Nothing at all; what is there leaves by the manifest's bounds."""
+    """Return a change to no replicas; those that are there leave by the manifest's bounds."""
 
     def change(before: DesiredDeployment | None) -> DesiredDeployment:
         there = _there(name, before)
@@ -254,13 +254,13 @@ def _there(name: str, before: DesiredDeployment | None) -> DesiredDeployment:
 
 
 async def read_desired(store: Store, name: str) -> DesiredDeployment | None:
-    """UserError, if what stands there cannot be read."""
+    """Return the desired state; None: there is none. UserError, if it cannot be read."""
     held = await store.get(DEPLOYMENTS + name, TIMEOUT_S)
     return None if held is None else decode_desired(name, held)
 
 
 def decode_desired(name: str, data: bytes) -> DesiredDeployment:
-    """UserError, if it cannot be read."""
+    """Return the desired state. UserError, if it cannot be read."""
     try:
         return msgspec.json.decode(data, type=DesiredDeployment)
     except (msgspec.DecodeError, ValueError) as error:
@@ -268,8 +268,8 @@ def decode_desired(name: str, data: bytes) -> DesiredDeployment:
 
 
 async def change_desired(store: Store, name: str, change: Change) -> DesiredDeployment:
-    """Change what is wanted, from whatever that is at this moment; what it is then. It is in the history as well, but
-    for a deletion, with which the history goes."""
+    """Change the desired state from what it is at this moment, and return it. It is added to the history as well,
+    except a deletion, with which the history goes."""
     key = DEPLOYMENTS + name
 
     def next_serial(held: bytes | None) -> bytes | None:
@@ -288,12 +288,12 @@ async def change_desired(store: Store, name: str, change: Change) -> DesiredDepl
 
 
 async def add_to_history(store: Store, name: str, asked: DesiredDeployment) -> None:
-    """The revision stands in the history; if it does already, with what became of it, nothing changes."""
+    """Add the revision to the history; if it is there already, with its result, nothing changes."""
     await store.swap(history_key(name, asked.revision), _encoded(asked.entry()), None, TIMEOUT_S)
 
 
 async def write_entry(store: Store, name: str, entry: HistoryEntry) -> None:
-    """What became of a revision."""
+    """Write what became of a revision."""
     await store.put(history_key(name, entry.number), _encoded(entry), TIMEOUT_S)
 
 
@@ -332,7 +332,7 @@ def history_key(name: str, number: int) -> str:
 
 
 def read_entry(key: str, value: bytes) -> HistoryEntry | None:
-    """None: nobody could have written it; what is known of others counts all the same."""
+    """Return the entry; None: it is invalid, and others count all the same."""
     try:
         return msgspec.json.decode(value, type=HistoryEntry)
     except (msgspec.DecodeError, ValueError):
@@ -340,7 +340,7 @@ def read_entry(key: str, value: bytes) -> HistoryEntry | None:
 
 
 class RolloutRouting(Struct, frozen=True):
-    """What a deployment's written state tells frontends: pods by name, sets by namespace."""
+    """What a rollout's written state tells frontends: pods by name, sets by namespace."""
 
     idle: tuple[str, ...] = ()  # pods that get no work: they leave, or stand by
     staying: frozenset[str] = frozenset()  # sets with a replica that has counted and serves, or drains
@@ -349,7 +349,8 @@ class RolloutRouting(Struct, frozen=True):
 
 
 def read_routing(name: str, data: bytes) -> RolloutRouting | None:
-    """`data` b"": nothing is written. None: it cannot be read, and whoever goes by it goes on as before."""
+    """Return what frontends route by. `data` b"": nothing is written. None: it cannot be read, and its reader continues
+    as before."""
     try:
         state = machine.decode(data) if data else machine.NOTHING
     except (msgspec.DecodeError, ValueError):
@@ -372,11 +373,11 @@ def read_routing(name: str, data: bytes) -> RolloutRouting | None:
 
 
 class OwnedElsewhere(Exception):
-    """Another carries this deployment's rollouts out."""
+    """Another supervisor carries this deployment's rollouts out."""
 
 
 class StateWriter:
-    """The state of one deployment's rollouts, as one who carries them out writes it down."""
+    """Writes the state of one deployment's rollouts, for the supervisor that carries them out."""
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
@@ -386,7 +387,8 @@ class StateWriter:
         self._unsure: deque[bytes] = deque(maxlen=UNSURE_MAX)  # sent since, and perhaps there
 
     async def open(self, now_s: float) -> RolloutState:
-        """What was written last, to go on from. UserError, if another version wrote it: everything stays as it is."""
+        """Return the state that was written last, to continue from. UserError, if another version wrote it: everything
+        stays as it is."""
         self._held = self._sure = await self._store.get(self._key, TIMEOUT_S)
         if self._held is None:
             return machine.NOTHING
@@ -396,8 +398,8 @@ class StateWriter:
             raise UserError(f"the store's {self._key} cannot be read: {error}") from error
 
     async def write(self, state: RolloutState) -> None:
-        """Returns when it is on disk. Overtaken, if another wrote meanwhile; StoreUnavailable: it may be written yet,
-        and is to be tried again."""
+        """Return when it is on disk. OwnedElsewhere, if another wrote meanwhile; StoreUnavailable: it may be written
+        yet, and is to be tried again."""
         value = machine.encode(state)
         if value == self._held and not self._unsure:
             return
@@ -422,8 +424,8 @@ def _encoded(record: DesiredDeployment | HistoryEntry) -> bytes:
 
 
 def desired_revision(wanted: DesiredDeployment, manifest: Manifest) -> Revision:
-    """What is wanted, as its manifest and a person's word have it. Who takes a deployment away waits for no stream's
-    end but a drain's."""
+    """Return the desired revision, by its manifest and by commands. A deletion waits for no stream's end except within
+    a drain."""
     desired = revision_of(manifest, wanted.revision, wanted.secret_digests)
     parts = dict(desired.parts)
     for name, part in desired.parts.items():
@@ -435,19 +437,20 @@ def desired_revision(wanted: DesiredDeployment, manifest: Manifest) -> Revision:
 
 
 def active_revision(desired: Revision, state: RolloutState) -> Revision:
-    """The revision whose processes are started next: what is wanted, or, once that was undone, what it goes back to."""
+    """Return the revision whose processes are started next: the desired one or, once that was undone, the one it goes
+    back to."""
     return state.target if state.undone and desired.number == state.desired_number else desired
 
 
 def new_sets(desired: Revision, state: RolloutState, now_s: float) -> tuple[set[tuple[str, str]], float]:
-    """The sets that the revision brings, and since when what happens to them is its own doing: one that is only now
-    heard of has done nothing yet."""
+    """Return the sets that the revision brings, and since when what happens to them counts: one that was only just read
+    has done nothing yet."""
     before = state.stable.sets.items() if state.stable is not None else set()
     return desired.sets.items() - before, state.began_s if desired.number <= state.desired_number else now_s
 
 
 def is_gone(wanted: DesiredDeployment, state: RolloutState) -> bool:
-    """Whether a deployment that was deleted has nothing left here."""
+    """Return whether a deployment that was deleted has nothing left here."""
     known = state.desired_number == wanted.revision
     return wanted.deleted and known and state.phase is RolloutPhase.STEADY and not state.replicas
 
@@ -456,12 +459,12 @@ def is_gone(wanted: DesiredDeployment, state: RolloutState) -> bool:
 
 
 class RolloutStatus(Struct, frozen=True, kw_only=True):
-    """One process that carries a deployment's rollouts out, by its own word."""
+    """The status that a supervisor publishes while it carries a deployment's rollouts out."""
 
     pid: int
     host: str
     state_dir: str
-    serial: int = 0  # of the wish that it works at (`Wanted.serial`)
+    serial: int = 0  # of the desired state that it works towards (`DesiredDeployment.serial`)
     report: RolloutReport | None = None  # None: it has not looked yet
     trouble: str = ""  # why nothing is done
 
@@ -469,7 +472,7 @@ class RolloutStatus(Struct, frozen=True, kw_only=True):
         return f"pid {self.pid} on {self.host}, in {self.state_dir}"
 
     def is_at(self, place: RolloutStatus) -> bool:
-        """Whether both are of one machine and one state directory, where a lock lets only one be."""
+        """Return whether both are of one machine and one state directory, where a lock allows only one."""
         return (self.host, self.state_dir) == (place.host, place.state_dir)
 
 
@@ -478,7 +481,7 @@ def encode_status(status: RolloutStatus) -> bytes:
 
 
 def decode_status(data: bytes | None) -> RolloutStatus | None:
-    """None: nobody carries it out, or somebody of whom nothing can be read."""
+    """Return the status; None: no supervisor carries it out, or its status cannot be read."""
     try:
         return msgspec.json.decode(data, type=RolloutStatus) if data is not None else None
     except (msgspec.DecodeError, ValueError):

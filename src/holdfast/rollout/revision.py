@@ -1,8 +1,8 @@
 """What should run, as a rollout sees it: a revision of a deployment, and of each service its set and how many. Pure.
 
 A *set* is the replicas of one service that share one spec but for their number, and its id is that spec's hash. A
-service that only works together with others (prefill and decode) names them as its *mates*: one of its replicas may be
-paired with a mate's only if some revision has both their sets. So a mate that did not change is not replaced, and two
+service that only works together with others (prefill and decode) names them as its *peers*: one of its replicas may be
+paired with a peer's only if some revision has both their sets. So a peer that did not change is not replaced, and two
 that both changed never meet across.
 """
 
@@ -18,12 +18,12 @@ from holdfast.spec.names import canonical_hash
 
 NO_TRAFFIC_S = 10.0  # of frontends: new connections come to all of them alike, within seconds where any come at all
 
-# The sets that serve together, by service, in order: of a service without mates its own alone.
+# The sets that serve together, by service, in order: of a service without peers its own alone.
 Pair = tuple[tuple[str, str], ...]
 
 
 class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one service should be. Only another `set_id` replaces anybody."""
+    """What one service should be. Only another `set_id` replaces replicas."""
 
     set_id: str
     replicas: Count
@@ -48,20 +48,20 @@ class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Revision(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A deployment as it should be. Its number is larger than all before; whatever has the same number has the same
-    sets, and may differ in how many there are and how they are replaced."""
+    """A deployment as it should be. Its number is larger than all before; two with the same number have the same sets,
+    and may differ in counts and in how replicas are replaced."""
 
     number: Count
     parts: dict[str, Part]  # by service
     watch_s: float = 10.0  # all in place for so long before it counts as good
 
     def pair(self, service: str) -> Pair:
-        """The sets that a replica of the service works with, its own among them."""
+        """Return the sets that a replica of the service works with, its own among them."""
         names = sorted({service, *self.parts[service].peers} & set(self.parts))
         return tuple((name, self.parts[name].set_id) for name in names)
 
     def brings(self, before: Revision | None) -> bool:
-        """Whether it has a set that was not there before, or lacks one; else only numbers change."""
+        """Return whether it has a set that was not there before, or lacks one; else only counts change."""
         return before is None or self.sets != before.sets
 
     @property
@@ -77,7 +77,7 @@ class Revision(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def changes(before: Revision | None, after: Revision) -> list[str]:
-    """What is different, a line for each service; none: nothing is."""
+    """Return what is different, a line for each service; none: nothing is."""
     old = before.parts if before is not None else {}
     lines = []
     for name in sorted(old.keys() | after.parts.keys()):
@@ -97,7 +97,7 @@ def changes(before: Revision | None, after: Revision) -> list[str]:
 
 
 def revision_of(manifest: Manifest, number: int, digests: Digests = NO_DIGESTS) -> Revision:
-    """What the manifest asks for, as the deployment's revision of that number; `digests`: of the values of secrets."""
+    """Return what the manifest asks for, as the revision of that number; `digests`: of the values of secrets."""
     return Revision(number=number, parts={name: _part(manifest, name, digests) for name in manifest.spec.services})
 
 
@@ -106,7 +106,7 @@ def _part(manifest: Manifest, name: str, digests: Digests) -> Part:
     rollout, replicas = service.rollout, service.replicas
     surge = amount(rollout.max_surge, replicas, up=True)
     unavailable = amount(rollout.max_unavailable, replicas, up=False)
-    # Shares of few replicas may both come to none: then one more is started, and nobody is missed.
+    # Shares of few replicas may both come to none: then one more is started, and none is missed.
     surge = surge or int(not unavailable)
     plain, is_frontend = Part(set_id="", replicas=0), service.component_type == FRONTEND
     return Part(
@@ -127,7 +127,7 @@ def _part(manifest: Manifest, name: str, digests: Digests) -> Part:
 
 
 def amount(text: str, of: int, *, up: bool) -> int:
-    """What a number or a share means for so many replicas; shares are rounded up or down, as a cluster does."""
+    """Return what a number or a share means for so many replicas; shares are rounded up or down, as a cluster does."""
     if not text.endswith("%"):
         return int(text)
     share = of * int(text[:-1])

@@ -42,7 +42,7 @@ class ServiceStatus(Struct, frozen=True):
     old: int  # of other sets, that count
     there: int  # in all
     waits_for: str = ""
-    held_s: float = 0.0  # how long requests found nobody on the way to this revision, at a stretch
+    held_s: float = 0.0  # how long requests found no replica during this rollout, at a stretch
     is_unwell: bool = False  # one of the wanted set is broken, and what is waited for says which
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class ServiceStatus(Struct, frozen=True):
 
 
 class RolloutReport(Struct, frozen=True):
-    """All that is said of a rollout."""
+    """The report of a rollout."""
 
     state: RolloutResult = field(name="verdict")  # as records have it
     revision: int  # the newest that was asked for
@@ -62,17 +62,18 @@ class RolloutReport(Struct, frozen=True):
 
     @property
     def is_done(self) -> bool:
-        """What was asked for is there, and nothing else: also a number that changed while nothing was replaced."""
+        """Whether what was asked for is there, and nothing else: also a count that changed while nothing was
+        replaced."""
         return self.state is RolloutResult.DONE and all(one.new == one.wanted == one.there for one in self.services)
 
     @property
     def is_unwell(self) -> bool:
-        """What was asked for is in place, and something is wrong with it that nothing here will undo."""
+        """Whether what was asked for is in place, and has a fault that no undo mends."""
         return self.state is RolloutResult.DONE and any(one.is_unwell for one in self.services)
 
     @property
     def serves(self) -> bool:
-        """Of everything that is wanted somebody serves."""
+        """Whether a replica of every desired service serves."""
         return bool(self.services) and all(one.new + one.old > 0 for one in self.services if one.wanted)
 
 
@@ -170,7 +171,7 @@ def _service(workload: WorkloadReplicas, name: str, downtime: Downtime) -> Servi
 
 
 def _waits(one: ReplicaState, seen: ObservedReplica) -> str:
-    """What a replica that does not count, or leaves, is doing; reads after its name."""
+    """Return what a replica that does not count, or leaves, is doing; reads after its name."""
     why = f": {seen.how}" if seen.how else ""
     if seen.is_broken:
         return seen.trouble or f"crashed {seen.crashes} times in a row{why}"

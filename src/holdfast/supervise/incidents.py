@@ -1,9 +1,9 @@
 """What went wrong, so that it can be told later: every unasked end of a supervised process, and every verdict that took
 a worker's traffic away; why, and what it cost.
 
-The supervisor writes them down (`supervise.incident_recorder`); `holdfast status` and `holdfast get incidents` read them. Four
-know of them: the supervisor why a process ended, control what a worker did wrong, the engines' journals which engine
-led when, the frontends what their streams saw.
+The supervisor writes them down (`supervise.incident_recorder`); `holdfast status` and `holdfast get incidents` read
+them. Four know of them: the supervisor why a process ended, control what a worker did wrong, the engines' journals
+which engine led when, the frontends what their streams saw.
 
 Where several supervisors share a directory (a Ray node's actors) each has a file of its own, until it is gone and its
 incidents are put with the others (`fold`).
