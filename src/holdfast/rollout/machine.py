@@ -224,12 +224,12 @@ class WorkloadReplicas:
         bonds = self._peer_sets()
         shares = dict.fromkeys(self.target.parts, Fraction(0))
         for own in parts:
-            mates: dict[str, Fraction] = {}
-            for mate in bonds.get(own, ()):
-                if self.part(mate[0]).replicas:
-                    mates[mate[0]] = mates.get(mate[0], Fraction(0)) + parts.get(mate, Fraction(0))
+            peers: dict[str, Fraction] = {}
+            for peer in bonds.get(own, ()):
+                if self.part(peer[0]).replicas:
+                    peers[peer[0]] = peers.get(peer[0], Fraction(0)) + parts.get(peer, Fraction(0))
             if own[0] in shares:
-                shares[own[0]] += min(parts[own], *mates.values()) if mates else parts[own]
+                shares[own[0]] += min(parts[own], *peers.values()) if peers else parts[own]
         return shares
 
     def _peer_sets(self) -> dict[tuple[str, str], set[tuple[str, str]]]:
@@ -239,8 +239,8 @@ class WorkloadReplicas:
         pairs += [((name, part.set_id), self.target.pair(name)) for name, part in self.target.parts.items()]
         alone = {own for own, pair in pairs if len(pair) == 1}
         bonds: dict[tuple[str, str], set[tuple[str, str]]] = {}
-        for own, mate in {(own, mate) for own, pair in pairs for mate in pair if mate != own}:
-            for one, other in ((own, mate), (mate, own)):
+        for own, peer in {(own, peer) for own, pair in pairs for peer in pair if peer != own}:
+            for one, other in ((own, peer), (peer, own)):
                 if one not in alone:
                     bonds.setdefault(one, set()).add(other)
         return bonds
@@ -330,8 +330,8 @@ class WorkloadReplicas:
         """Return whether it works in pairs, and every replica that it could work with is gone for good."""
         own = (self.replicas[name].service, self.replicas[name].set_id)
         staying = {(one.service, one.set_id) for one in self.replicas.values() if one.desired in DESIRED_RUNNING}
-        mates = {mate for mate in self._peer_sets().get(own, ()) if self.part(mate[0]).replicas}
-        return own in staying and bool(mates) and not mates & staying
+        peers = {peer for peer in self._peer_sets().get(own, ()) if self.part(peer[0]).replicas}
+        return own in staying and bool(peers) and not peers & staying
 
     def has_drained(self, name: str) -> bool:
         seen, one = self.seen(name), self.replicas[name]

@@ -1,10 +1,10 @@
-"""The devices that replicas' memory is on: who has a place there, how much is promised, and what still fits. Pure.
+"""Places on devices: which replicas have one, how much memory is promised there, and what still fits. Pure.
 
-A place is a device's, taken by one replica, or by as many as share it. Who stands by beside another has none: it sits
-on that one's device, in what memory is left there, and has the place when the other has gone.
+A place is a device's, taken by one replica, or by as many as share it. A standby beside another replica has none: it
+uses what memory is left on that one's device, and gets the place when the other has gone.
 
 Always true: what is promised on a device together is not more than it has, where that is known; where it is not, or
-what somebody took is not, nothing fits beside anybody.
+what a replica took is not, nothing fits beside another.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.spec.launch import VaultLaunch, WorkerLaunch
 from holdfast.spec.names import is_host
 
 NO_DEVICE = WorkerLaunch().failover.device  # of a worker that was given no device
-MemoryNeeds = Callable[[WorkerLaunch], int]  # bytes on each of its devices, weights and KV; 0: nobody knows
+MemoryNeeds = Callable[[WorkerLaunch], int]  # bytes on each of its devices, weights and KV; 0: not known
 
 
 def mib(size: int, *, up: bool = False) -> str:
@@ -45,14 +45,14 @@ class DeviceClaim:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """Those of one kind. Without names: host memory, as many devices as are asked for."""
+    """The devices of one kind. Without names: host memory, as many devices as are asked for."""
 
     names: Sequence[str] = ()
     sharing: int = 1  # replicas that have a place on one device
     has_bytes: Mapping[str, int] = field(default_factory=dict)  # where it is known
 
     def free(self, ranks: int, claims: Collection[DeviceClaim]) -> list[DeviceSlot]:
-        """The first places that nobody has; Refused, where there are too few."""
+        """Return the first places that no replica has; Refused, where there are too few."""
         if not self.names:
             there = {one.seat.device for one in claims}
             new = (device for number in count(1) if (device := f"host-{number}") not in there)
@@ -67,12 +67,12 @@ class Devices:
         return "devices" if all(map(is_host, self.names)) else "GPUs"
 
     def places(self, claims: Collection[DeviceClaim]) -> list[str]:
-        """The devices of free places, one after the other before any has a second."""
+        """Return the devices of free places, one after the other before any has a second."""
         used = Counter(one.seat.device for one in claims)
         return [device for turn in range(self.sharing) for device in self.names if used[device] <= turn]
 
     def seats(self, devices: Iterable[str], claims: Collection[DeviceClaim]) -> list[DeviceSlot]:
-        """Seats on these devices, whoever is there, each with a socket of its own."""
+        """Return slots on these devices, even if they are taken, each with a socket of its own."""
         sockets = {one.seat.socket_name for one in claims}
         found = []
         for device in devices:
@@ -83,7 +83,7 @@ class Devices:
         return found
 
     def lack(self, ranks: int, needed_bytes: int) -> str:
-        """Why what needs so much could never sit here, whoever leaves; "": it could."""
+        """Return why a replica that needs so much could never be placed here, even if all others left; "": it could."""
         if not self.names or not ranks:
             return ""
         if ranks > len(self.names) * self.sharing:
@@ -97,7 +97,7 @@ class Devices:
         return f"it needs {mib(needed_bytes, up=True)} of memory on {where}, and {there}"
 
     def fits(self, devices: Collection[str], needed_bytes: int, claims: Collection[DeviceClaim]) -> bool:
-        """Whether one more, that needs so much on each of these, finds it there; 0: nobody knows how much it needs."""
+        """Return whether one more, that needs so much on each of these, finds it there; 0: its need is not known."""
         return needed_bytes > 0 and all(needed_bytes <= self._left_bytes(device, claims) for device in devices)
 
     def _left_bytes(self, device: str, claims: Collection[DeviceClaim]) -> int:
@@ -106,7 +106,7 @@ class Devices:
 
 
 def device_claims(jobs: Iterable[Job], needs: MemoryNeeds = unknown_needs) -> list[DeviceClaim]:
-    """By vaults, and by workers that were given a device and have no vault."""
+    """Return the claims of vaults, and of workers that were given a device and have no vault."""
     found = []
     for job in jobs:
         if job.role == "vault":

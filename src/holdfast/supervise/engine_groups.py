@@ -1,4 +1,4 @@
-"""Engines that stand in for each other, as a person should see them: who leads, who stands by, and the last failover.
+"""Groups of engines that stand in for each other, as people see them: which leads, which stand by, the last failover.
 
 Pure: made from the statuses of one look. Always true: a step of the timeline that has not happened is not shown.
 """
@@ -62,7 +62,7 @@ def _and(names: Sequence[str]) -> str:
 
 
 def groups_of(statuses: Sequence[Status]) -> list[EngineGroup]:
-    """Every group there is, in the order of its first member."""
+    """Return every group, in the order of its first member."""
     names = dict.fromkeys(status.group for status in statuses if status.group)
     return [_group(name, tuple(status for status in statuses if status.group == name)) for name in names]
 
@@ -101,6 +101,6 @@ def with_new_standby(failover: dict[str, Any], members: Sequence[Status]) -> dic
 
 
 def timeline(failover: dict[str, Any]) -> list[tuple[str, float]]:
-    """What happened, in milliseconds, in order of time."""
+    """Return what happened, in milliseconds, in order of time."""
     told = [(words, float(failover[key])) for key, words in TIMELINE if isinstance(failover.get(key), int | float)]
     return sorted(told, key=lambda step: step[1])

@@ -1,10 +1,10 @@
-"""The supervisor as a witness: writes down each unasked end of a process and each verdict of control that takes a
-worker's traffic, and asks around until all is known of it.
+"""Writes down, for the supervisor, each unasked end of a process and each verdict of control that takes a worker's
+traffic, and asks other processes until all is known of it.
 
 Always true: an incident is on disk before its process is started again, or as soon as the disk takes it; until then it
-is kept here, and nothing else waits for it; whoever keeps ending before it is ready is one incident, told how often.
-The end of a part (a vault's server, its keeper) counts only while the job it belongs to lives and was not asked to
-leave: one that takes its parts along is an incident of its own.
+is kept here, and nothing else waits for it; a process that keeps ending before it is ready is one incident, with a
+count. The end of a part (a vault's server, its keeper) counts only while the job it belongs to lives and was not asked
+to leave: one that takes its parts along is an incident of its own.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from holdfast.supervise.verdicts import decided, last_trouble, trouble
 
 LOOK_S = 1.0  # between two rounds of questions while something is not known yet, or not written
 BEAT_S = 1.0  # between two signs that this supervisor looks: as exact as people want to know since when it does not
-# Streams of a dead worker have their next token within a second; who was slower is told by the next look.
+# Streams of a dead worker have their next token within a second; slower ones are seen by the next look.
 HEARD_S = 5.0
-GIVEN_UP_S = 120.0  # what nobody has said by then nobody will
+GIVEN_UP_S = 120.0  # what no process has said by then none will
 
 
-Key = tuple[float, str]  # when, and who
+Key = tuple[float, str]  # when, and the name
 
 
 class IncidentRecorder:
@@ -148,7 +148,7 @@ class IncidentRecorder:
 
     def _joined(self, verdict: VerdictShown, words: str, at_s: float) -> Key | None:
         """The incident that this is of, if that is told: its own, or that of an engine that shares its weights; which
-        lasts as long as one of them has no traffic, whoever ended meanwhile."""
+        lasts as long as one of them has no traffic, even if one ended meanwhile."""
         lasting = set(self._unwell.values())
         for key, one in self.incidents.items():
             mine = bool(one.verdict) and verdict.name in (one.name, *one.also)
@@ -267,7 +267,7 @@ class PartProcesses:
         return not all(self._held.values())
 
     def look(self) -> None:
-        """Hold who is new; of a job that is gone nobody is missed, and nothing is left."""
+        """Hold parts that are new; of a job that is gone no part is missed, and nothing is left."""
         records = read_records(self._state_dir)
         ours = {record.name for record in records if record.part_of in self._whole}
         self._held = {name: pid for name, pid in self._held.items() if pid or name in ours}

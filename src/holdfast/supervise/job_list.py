@@ -1,12 +1,12 @@
-"""Jobs that come and go while their supervisor runs.
+"""Adds and removes jobs while their supervisor runs.
 
-A supervisor is made with the jobs that it begins with; here others are added to them and taken away, a replica at a
-time. What each is started with is on disk, and that is the list of a machine's jobs: a supervisor that is killed is
-followed by one that reads it (`kept_jobs`) and goes on, before anybody else is asked.
+A supervisor is made with the jobs that it begins with; here others are added and removed, a replica at a time. What
+each is started with is on disk, and that is the list of a machine's jobs: after a supervisor was killed, the next one
+reads it (`kept_jobs`) and continues.
 
-Always true: a job that is there is not started again; memory is there before its engines and goes after them; what is
-to leave is marked so on disk before it hears of it, so that nobody takes it for one that should run; who was told to
-leave and has ended is forgotten, here and on disk.
+Always true: a job that is there is not started again; memory is there before its engines and goes after them; a job
+that should leave is marked on disk before it is told, so that no supervisor takes it for one that should run; a job
+that was told to leave and has ended is forgotten, here and on disk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.supervise.slots import Slot
 
 
 def kept_jobs(state_dir: Path) -> list[Job]:
-    """What an earlier supervisor kept running here."""
+    """Return what an earlier supervisor kept running here."""
     jobs = []
     for record, settings in read_kept(state_dir):
         try:
@@ -46,7 +46,7 @@ class _Owned(msgspec.Struct):
 
 
 def _whose(settings: bytes) -> str:
-    """The deployment of what cannot be read otherwise; "": nobody's."""
+    """Return the deployment of a job that cannot be read otherwise; "": of none."""
     try:
         return msgspec.json.decode(settings, type=_Owned).deployment
     except (msgspec.DecodeError, ValueError):
@@ -61,12 +61,13 @@ class JobList:
         self.state_dir = state_dir
 
     def enter(self, jobs: Sequence[Job]) -> None:
-        """They are there from now on, as others see them; `add` starts them."""
+        """List jobs, as others see them; `add` starts them."""
         slots = self._supervisor.slots
         slots.update({job.name: Slot.of(job) for job in jobs if job.name not in slots})
 
     async def add(self, jobs: Sequence[Job]) -> None:
-        """Start those of them that were not started yet. Does not wait for ready, but for whom the others need."""
+        """Start those that were not started yet. Does not wait until they are ready, except for those that others
+        need."""
         self.enter(jobs)
         names = {job.name for job in jobs}
         for roles in (*START_ORDER, AT_LEISURE):

@@ -46,7 +46,7 @@ UNCHECKED = "control has not checked it yet"
 
 
 def with_verdict(seen: ObservedReplica, record: HealthRecord | None, refused: str = "") -> ObservedReplica:
-    """A worker of which all else is said, with what control wrote of it, and why a frontend refuses its card."""
+    """Return a worker with control's verdict on it, and with why a frontend refuses its card."""
     standing = record.standing if record is not None else WorkerStanding(reason=UNCHECKED)
     causes, weight = standing.causes, standing.weight
     trouble = next((f"{words}: {causes[cause]}" for cause, words in PERMANENT_FAULTS.items() if cause in causes), "")
@@ -61,14 +61,14 @@ def with_verdict(seen: ObservedReplica, record: HealthRecord | None, refused: st
 
 
 WINDOW_S = 60.0
-LISTENED_S = 10.0  # before that nobody can say how much is asked for: frontends report once a second
+LISTENED_S = 10.0  # before that the number of requests is not known: frontends report once a second
 
 Set = tuple[str, str]  # a service and its set's id
 Counted = tuple[int, int]  # attempts, and those of them that failed
 
 
 class SetTraffic:
-    """By service and set."""
+    """Counts requests by service and set."""
 
     def __init__(self) -> None:
         self._began_s: float | None = None
@@ -128,7 +128,7 @@ NO_CONTROL = "no control leads that could check it"
 
 
 def prefixes(deployment: str) -> tuple[str, ...]:
-    """What has to be read of the store."""
+    """Return what has to be read of the store."""
     return (INSTANCES, HEALTH, REFUSALS, f"{REPORTS}{deployment}/", f"{CONTROLS}{deployment}/")
 
 
@@ -146,21 +146,21 @@ class StoreObservation:
         return bool(self.reports) and all(instance in report.admitted for report in self.reports)
 
     def can_send(self, frontend: str) -> bool:
-        """Whether a frontend would send requests to anybody, as far as there is somebody."""
+        """Return whether a frontend would send requests to some worker, if there is one."""
         return not self.leading or any(report.process == frontend and report.admitted for report in self.reports)
 
     def would_send(self, instance: str) -> bool:
         return any(instance in report.admitted for report in self.reports)
 
     def refusal(self, where: InstanceKey) -> str:
-        """Why some frontend refuses its card; "": none does."""
+        """Return why some frontend refuses its card; "": none does."""
         instance = f"{where.instance:x}"
         reasons = (report.refused[instance] for report in self.reports if instance in report.refused)
         return self.refused.get(where.path) or next(reasons, "")
 
     def streams(self, engines: Collection[str]) -> int:
-        """Those that a replica's engines have, and those that wait for one of its set. Those whose engine is dead and
-        whose frontend has not said so yet may be anybody's, and are everybody's."""
+        """Return the streams that a replica's engines have, and those that wait for one of its set. Those whose engine
+        is dead and whose frontend has not reported it yet count for every replica."""
         own = [self.leading[name] for name in engines if name in self.leading]
         others = {f"{where.instance:x}" for where in self.leading.values()} - {f"{one.instance:x}" for one in own}
         found = 0
@@ -171,7 +171,7 @@ class StoreObservation:
 
 
 def observe_store(values: Mapping[str, bytes], deployment: str) -> StoreObservation:
-    """From keys and values of `prefixes`; what cannot be read says nothing."""
+    """Return what keys and values of `prefixes` say; what cannot be read says nothing."""
     leading: dict[str, InstanceKey] = {}
     verdicts: dict[str, HealthRecord] = {}
     refused: dict[str, str] = {}

@@ -39,7 +39,7 @@ _PROCESS = re.compile(r"(?P<service>.+)-(?P<set>[0-9a-f]{8})-(?P<number>\d+)(?:-
 
 @dataclass(frozen=True, slots=True)
 class ReplicaId:
-    """The replica that a process is of."""
+    """The replica that a process belongs to."""
 
     name: str
     service: str
@@ -47,8 +47,8 @@ class ReplicaId:
 
 
 def replica_id_of(process: str, deployment: str, services: Iterable[str]) -> ReplicaId | None:
-    """Of a process of this deployment, by its name; None: it is of no replica. A service that is not known is called as
-    its processes are."""
+    """Return the replica of a process of this deployment, by its name; None: it is of no replica. A service that is not
+    known is called as its processes are."""
     found = _PROCESS.fullmatch(process.removeprefix(f"{deployment}-"))
     if found is None or not process.startswith(f"{deployment}-"):
         return None
@@ -57,7 +57,7 @@ def replica_id_of(process: str, deployment: str, services: Iterable[str]) -> Rep
 
 
 def sets_of(kept: Iterable[tuple[Manifest, Digests]]) -> dict[tuple[str, str], Pod]:
-    """What every set is, of all the manifests that are kept, each with the hashes of its secrets' values."""
+    """Return what every set is, of all the manifests that are kept, each with the hashes of its secrets' values."""
     return {(pod.service, pod.namespace.rpartition("-")[2]): pod for one in kept for pod in pods(*one)}
 
 
@@ -81,11 +81,11 @@ class StartContext:
 
 @dataclass(frozen=True, slots=True)
 class _Placement:
-    """What a replica of a pod needs to sit on."""
+    """What a replica of a pod needs of devices."""
 
     ranks: int
     devices: Devices
-    needed_bytes: int = 0  # on each; 0: nobody knows
+    needed_bytes: int = 0  # on each; 0: not known
 
     @classmethod
     def of(cls, pod: Pod, context: StartContext) -> _Placement:
@@ -102,8 +102,8 @@ class _Placement:
 def jobs_of(
     start: StartReplica, sets: Sets, context: StartContext, claims: Collection[DeviceClaim], beside: Sequence[str] = ()
 ) -> list[Job]:
-    """The processes of a replica that is to be started. `claims`: what others have, and what of it is there already;
-    `beside`: on these devices, whoever is there. Refused says why it cannot be."""
+    """Return the processes of a replica that is to be started. `claims`: what others have, and what of it is there
+    already; `beside`: on these devices, even if they are taken. Refused says why it cannot be."""
     pod = sets.get((start.service, start.set_id))
     if pod is None:
         raise Refused(f"what the set {start.set_id} of {start.service} is, is not kept")
@@ -139,8 +139,8 @@ def _bounded(launch: Launch, placement: _Placement) -> Launch:
 def room_of(
     desired: Revision, there: Mapping[str, int], sets: Sets, context: StartContext, claims: Collection[DeviceClaim]
 ) -> dict[str, int]:
-    """How many more of each service find devices, of those that need any. `there`: how many have places already. A
-    place that one may still use is not told to another."""
+    """Return how many more of each service find devices, of those that need any. `there`: how many have places already.
+    A place that one service may still use is not shown to another."""
     room: dict[str, int] = {}
     given: Counter[tuple[str, ...]] = Counter()  # of the devices of each kind
     for service, part in desired.parts.items():
@@ -160,7 +160,8 @@ def with_memory_beside(
     claims: Collection[DeviceClaim],
     devices_of: Mapping[str, Collection[str]],
 ) -> set[str]:
-    """Beside whom one of its service's wanted set finds memory. `devices_of`: the devices of each replica."""
+    """Return the replicas beside which one of the service's desired set finds memory. `devices_of`: the devices of each
+    replica."""
     fitting = set()
     for service, part in desired.parts.items():
         placement = _placement_of(sets.get((service, part.set_id)), context)
@@ -172,7 +173,7 @@ def with_memory_beside(
 
 
 def refused_of(desired: Revision, sets: Sets, context: StartContext) -> dict[str, str]:
-    """Why a set can never be started here, of each that cannot; said before anybody makes room for it."""
+    """Return why a set can never be started here, for each that cannot; known before a replica makes room for it."""
     refused = {}
     for service, part in desired.parts.items():
         pod = sets.get((service, part.set_id))
@@ -207,7 +208,7 @@ class LocalReplica:
 
 
 def observe_processes(replica_id: ReplicaId, processes: Mapping[str, tuple[str, Life]]) -> LocalReplica:
-    """A replica by its processes' roles and lives; what the store says of it is not in it yet."""
+    """Return a replica by its processes' roles and lives; what the store says of it is not in it yet."""
     lives = [life for _, life in processes.values()]
     refused = next((life.note for life in lives if life.phase is Phase.REFUSED), None)
     worst = max(lives, key=lambda life: life.failures)

@@ -1,14 +1,14 @@
-"""Carries a deployment's rollouts out on this machine: one look, one step, the memory written, and then what is to do.
+"""Carries a deployment's rollouts out on this machine: observe, step, write the state, act.
 
-Theory. The machine (`rollout.machine`) is told everything at once and says what is wanted of each replica; here that
-becomes jobs of the supervisor. Nothing is done that is not written down before, so whoever goes on after this process,
-with the same jobs on its disk and the same memory in the store, does what is left. To drain a worker, to call it back
-and to wake one that stands by needs no deed of ours: the memory says so, and frontends read it; but a process that is
-no worker drains by being asked to leave.
+Theory. The machine (`rollout.machine`) gets everything at once and returns the desired state of each replica; here that
+becomes jobs of the supervisor. Nothing is done that is not written down before, so a supervisor that continues after
+this one, with the same jobs on its disk and the same state in the store, does what is left. To drain a worker, to let
+it serve again and to wake a standby needs no action here: the state says so, and frontends read it; but a process that
+is no worker drains by being asked to leave.
 
-Always true: where the store does not answer, or says something that cannot be read, nothing is started or stopped; one
-process carries out a deployment (`Overtaken` ends this one); what a replica cannot be started for is seen in the next
-look, as its trouble.
+Always true: where the store does not answer, or has a record that cannot be read, nothing is started or stopped; one
+process carries out a deployment (`OwnedElsewhere` ends this one); why a replica cannot be started is seen in the next
+observation, as its fault.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ HEARD_S = 0.5  # for a frontend to read that it is replaced before it is asked t
 
 
 class RolloutController:
-    """One deployment's rollouts."""
+    """Carries one deployment's rollouts out."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class RolloutController:
         self._supervisor = supervisor
         self._jobs = job_list
         self.context = context
-        self.status = status  # what it tells of itself, to whoever waits
+        self.status = status  # published, for commands that wait
         self._tell = tell
         self._control = control
         self._clock = clock or SystemClock()
@@ -111,7 +111,7 @@ class RolloutController:
         return f"<rollouts of {self.name}: {self.state.phase}, revision {self.state.target.number}>"
 
     async def run(self) -> None:
-        """Until the deployment was deleted and is gone. Overtaken, if another carries it out."""
+        """Run until the deployment was deleted and is gone. OwnedElsewhere, if another process carries it out."""
         try:
             async with beside(self._mirror.run(), "what the store says"):
                 await self._mirror.whole.wait()
@@ -136,7 +136,7 @@ class RolloutController:
     # -- one turn
 
     async def _reconcile(self) -> bool:
-        """Whether it is gone for good."""
+        """Take one step; return whether the deployment is gone for good."""
         self._mirror.news.clear()
         try:
             deployment, manifest = self._desired()
@@ -158,7 +158,7 @@ class RolloutController:
         return False
 
     def _desired(self) -> tuple[DesiredDeployment, Manifest]:
-        """UserError says why nothing can be done."""
+        """Return the desired state and its manifest. UserError says why nothing can be done."""
         data = self._mirror.values.get(DEPLOYMENTS + self.name)
         if data is None:
             raise UserError(f"no manifest of {self.name} has been applied yet")
@@ -204,7 +204,7 @@ class RolloutController:
         )
 
     def _local_replicas(self, services: set[str]) -> dict[str, LocalReplica]:
-        """The replicas that have processes here, and those that could not be started."""
+        """Return the replicas that have processes here, and those that could not be started."""
         found: dict[ReplicaId, dict[str, tuple[str, Life]]] = {}
         for name, slot in self._supervisor.slots.items():
             replica_id = replica_id_of(name, self.name, services) if slot.job.deployment == self.name else None
@@ -243,8 +243,8 @@ class RolloutController:
         self._tasks.spawn(self._jobs.add(jobs), f"start {start.name}")
 
     def _complete_adopted(self) -> None:
-        """Once: an earlier supervisor may not have lived to start all processes of a replica. Those that are there stay
-        as they are."""
+        """Complete, once, replicas of which an earlier supervisor started only some processes. Those that are there
+        stay as they are."""
         for name, one in self.state.replicas.items() if not self._is_adopted else ():
             if one.desired in DESIRED_RUNNING and self._processes(name):
                 self._start(machine.StartReplica(name, one.service, one.set_id, one.beside))
@@ -254,7 +254,7 @@ class RolloutController:
         return device_claims((slot.job for slot in self._supervisor.slots.values()), self.context.needs)
 
     def _devices_of(self, services: Collection[str]) -> dict[str, list[str]]:
-        """The devices of every replica that has any."""
+        """Return the devices of every replica that has any."""
         seated: dict[str, list[str]] = {}
         for one in self._device_claims():
             if (replica_id := replica_id_of(one.process, self.name, services)) is not None:
@@ -267,7 +267,7 @@ class RolloutController:
     async def _remove(self, replica: str, processes: list[str], after_s: float) -> None:
         await asyncio.sleep(after_s)
         known = self.state.replicas.get(replica)
-        if known is None or known.desired not in DESIRED_RUNNING:  # else it was called back meanwhile
+        if known is None or known.desired not in DESIRED_RUNNING:  # else it serves again meanwhile
             await self._jobs.remove(processes)
 
     def _processes(self, replica: str) -> list[str]:
@@ -281,7 +281,7 @@ class RolloutController:
     # -- what is kept
 
     async def _keep_history(self, deployment: DesiredDeployment) -> None:
-        """Write what became of each revision, as the memory knows it."""
+        """Write what became of each revision, by the rollout's state."""
         entries = self._entries()
         if deployment.revision not in {entry.number for entry in entries}:
             await records.add_to_history(self._store, self.name, deployment)
@@ -296,7 +296,7 @@ class RolloutController:
         return [entry for entry in read if entry is not None]
 
     def _kept_manifests(self) -> list[tuple[Manifest, Digests]]:
-        """The manifests that are kept, oldest first, what is wanted now last; each with its secrets' hashes."""
+        """Return the manifests that are kept, oldest first, the desired one last; each with its secrets' hashes."""
         deployment, manifest = self._desired()
         kept = ((self._manifest(entry.manifest), entry.secret_digests) for entry in self._entries())
         return [*((one, digests) for one, digests in kept if one is not None), (manifest, deployment.secret_digests)]

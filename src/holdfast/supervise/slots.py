@@ -71,7 +71,7 @@ class SlotRecords:
             self._does_not_end(slot)
 
     def put_back(self, slot: Slot) -> None:
-        """What somebody removed: how others find its process, and what that was started with."""
+        """Write again what was removed: how others find its process, and what that was started with."""
         job, now = slot.job, slot.life
         if now.phase in (Phase.IDLE, Phase.STOPPING, Phase.OVER) or is_written(self._state_dir, job.name):
             return

@@ -1,7 +1,7 @@
 """What control decided, as people should see it: the pages of one look, read together. Pure.
 
-Always true: a control that leads is believed before one that follows, and both before what frontends remember; where
-nobody says anything of a worker nothing is said of it.
+Always true: a control that leads is believed before one that follows, and both before what frontends remember; of a
+worker that no page mentions nothing is said.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ UNCHECKED = "unchecked"  # `standing.Cause`; alone it is a beginning, not a fail
 
 
 def decided(pages: Sequence[Mapping[str, Any]]) -> ControlPage | None:
-    """What the control that leads says, or another that runs; None: there is none."""
+    """Return what the control that leads says, or another that runs; None: there is none."""
     found = [page for facts in pages if (page := control_page(dict(facts))) is not None]
     return max(found, key=lambda page: page.leads, default=None)
 
@@ -32,7 +32,7 @@ def rows_of(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def remembered(pages: Sequence[Mapping[str, Any]]) -> list[VerdictShown]:
-    """What frontends go by, who keep what was last decided."""
+    """Return what frontends go by, which keep what was last decided."""
     rows = [row for facts in pages for row in rows_of(facts)]
     told = {
         str(row.get("instance") or UNKNOWN): row
@@ -96,8 +96,8 @@ def _gravest(causes: Mapping[str, str]) -> str:
 
 
 def verdict_on(name: str, instance: str, verdicts: Sequence[VerdictShown]) -> VerdictShown | None:
-    """What was decided of the one that has the name now, not of who had it before or has it elsewhere; of anybody of
-    that name, where nobody says which it is."""
+    """Return the verdict on the worker that has the name now, not on one that had it before or has it elsewhere; on any
+    of that name, where the instance is not known."""
     named = [verdict for verdict in verdicts if verdict.name == name]
     return next((verdict for verdict in reversed(named) if instance in ("", verdict.instance)), None)
 
