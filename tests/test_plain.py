@@ -23,14 +23,11 @@ ROOT = Path(__file__).parents[1]
 
 # Rewritten when the three control planes become one.
 LATER = (
-    "fleet/",
     "rollout/",
     "cli/fleet/",
     "cli/deployments/",
     "supervise/",
     "roles/",
-    "control/fleet_feed.py",
-    "control/fleet_loop.py",
 )
 
 # Words for people; things are "it" and "which", and the actor has a name.

@@ -14,7 +14,7 @@ from statistics import median
 from bench.prove import Row
 from holdfast.fleet.actions import Action, Verb
 from holdfast.fleet.desired import Level, Model
-from holdfast.fleet.observed import Memory, Node, Observed, Phase, Replica
+from holdfast.fleet.observed import LeasedMemory, Node, Observed, Replica, ReplicaPhase
 from holdfast.fleet.planner import Planner, plan
 
 GIB = 2**30
@@ -42,9 +42,9 @@ def fleet(seed: int, share: float = 1.0) -> tuple[list[Model], dict[str, Node]]:
                 host_bytes=gib * GIB,
             )
         )
-    devices = {f"gpu{device}": Memory(80 * GIB) for device in range(DEVICES)}
+    devices = {f"gpu{device}": LeasedMemory(80 * GIB) for device in range(DEVICES)}
     names = [f"node-{number}" for number in range(int(NODES * share))]
-    return models, {name: Node(name=name, devices=devices, host=Memory(1024 * GIB)) for name in names}
+    return models, {name: Node(name=name, devices=devices, host=LeasedMemory(1024 * GIB)) for name in names}
 
 
 def settled(nodes: dict[str, Node], actions: tuple[Action, ...], now_s: float) -> Observed:
@@ -69,7 +69,9 @@ def settled(nodes: dict[str, Node], actions: tuple[Action, ...], now_s: float) -
 
 
 def leased(node: Node, leases: dict[str, dict[str, int]]) -> Node:
-    devices = {device: Memory(memory.total_bytes, leases.get(device, {})) for device, memory in node.devices.items()}
+    devices = {
+        device: LeasedMemory(memory.total_bytes, leases.get(device, {})) for device, memory in node.devices.items()
+    }
     return Node(name=node.name, devices=devices, host=node.host)
 
 
@@ -77,7 +79,7 @@ def crash(planner: Planner, count: int, rng: random.Random, now_s: float) -> Non
     """On so many nodes all replicas are gone, and their leases."""
     held = [name for name, there in planner.view.on_node.items() if there]
     for name in rng.sample(held, min(count, len(held))):
-        planner.view.see(leased(planner.view.nodes[name], {}), (), now_s)
+        planner.view.observe_node(leased(planner.view.nodes[name], {}), (), now_s)
 
 
 def changed_s(planner: Planner, count: int, rng: random.Random, now_s: float) -> tuple[float, float, int]:
@@ -91,7 +93,7 @@ def changed_s(planner: Planner, count: int, rng: random.Random, now_s: float) ->
     found = planner.plan(now_s + 600.0)
     took_s = time.process_time() - began_s
     for action in found.actions:
-        planner.view.ask(action)
+        planner.view.add_action(action)
     by_node: dict[str, list[Action]] = {}
     for action in found.actions:
         by_node.setdefault(action.node, []).append(action)
@@ -104,13 +106,13 @@ def changed_s(planner: Planner, count: int, rng: random.Random, now_s: float) ->
 def up(planner: Planner, name: str, actions: list[Action], now_s: float) -> None:
     """They came up."""
     view = planner.view
-    there = [one for one in view.on_node.get(name, {}).values() if one.phase is Phase.READY]
+    there = [one for one in view.on_node.get(name, {}).values() if one.phase is ReplicaPhase.READY]
     there += settled({}, tuple(actions), now_s).replicas.values()
     leases: dict[str, dict[str, int]] = {}
     for one in there:
         for device in one.devices:
             leases.setdefault(device, {})[one.name] = one.device_bytes
-    view.see(leased(view.nodes[name], leases), there, now_s)
+    view.observe_node(leased(view.nodes[name], leases), there, now_s)
 
 
 def whole(share: float) -> Row:
@@ -132,7 +134,7 @@ def incrementally() -> Row:
     """What passes cost after so many nodes changed, and after none did."""
     models, nodes = fleet(1)
     planner, rng, now_s = Planner(), random.Random(2), 2000.0
-    planner.view.begin(models, settled(nodes, plan(models, Observed(nodes=nodes), 1000.0).actions, 1000.0))
+    planner.view.load(models, settled(nodes, plan(models, Observed(nodes=nodes), 1000.0).actions, 1000.0))
     planner.plan(now_s)
     incremental = {}
     for count in CHANGES:

@@ -40,7 +40,7 @@ class Hour:
                 if second < SECONDS and self.rng.random() < 1 / EVERY_S:
                     line.append(self.world.now_s)
                     self.asked += 1
-                self.world.planner.view.hear(key, Demand(len(line), line[0]) if line else None)
+                self.world.planner.view.set_demand(key, Demand(len(line), line[0]) if line else None)
             self.serve()
             self.world.tick()
             self.world.look_at_all()

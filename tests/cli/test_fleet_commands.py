@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.fleet import hope
+from holdfast.cli.fleet import waiting as fleet_waiting
 from holdfast.core.errors import REFUSED
 from holdfast.fleet.actions import Tries
 from holdfast.fleet.desired import Level
-from holdfast.fleet.observed import Phase
+from holdfast.fleet.observed import ReplicaPhase
 from tests.rigs.cli.fleet_terminal import DEPLOYMENT, GIB, SIM, Desk, Told, desk_at, eventually, replica
 
 SIZE = ("--memory-gib", "1")
@@ -34,10 +34,10 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
 
 async def test_a_model_is_scaled_within_its_bounds(desk: Desk) -> None:
     """Only the number is another; who wants more is told what to ask for."""
-    before = await desk.wished("tiny")
+    before = await desk.desired("tiny")
     done = await desk.say("scale", "tiny", "4")
     assert (done.returncode, done.stdout) == (0, "model tiny: 4 desired\n"), done
-    after = await desk.wished("tiny")
+    after = await desk.desired("tiny")
     assert (after.model.wanted, after.model.version, after.model.generation) == (4, before.model.version, 2)
     more = await desk.say("scale", "tiny", "5")
     assert more.returncode == 1
@@ -60,17 +60,17 @@ async def test_a_model_is_scaled_within_its_bounds(desk: Desk) -> None:
 
 async def test_an_evicted_model_stays_known(desk: Desk) -> None:
     """None is wanted and none is kept; it can be asked for again, until it is forgotten."""
-    wish = await desk.wished("tiny")
-    await desk.node("n1", [replica(wish, 1)])
+    desired = await desk.desired("tiny")
+    await desk.node("n1", [replica(desired, 1)])
     done = await desk.say("evict", "tiny")
     told = "model tiny evicted: 0 desired, none kept; its 1 replica leaves when requests have ended\n"
     assert (done.returncode, done.stdout) == (0, told), done
-    model = (await desk.wished("tiny")).model
+    model = (await desk.desired("tiny")).model
     assert (model.wanted, model.floor, model.kept) == (0, Level.COLD, 0)
     assert (await desk.say("scale", "tiny", "1")).returncode == 0
     gone = await desk.say("evict", "tiny", "--forget", "--json")
     assert (gone.returncode, gone.object["wanted"], gone.object["hot"]) == (0, None, 1), gone
-    assert await desk.wish("tiny") is None
+    assert await desk.find_desired("tiny") is None
     assert "tiny   removed; its replicas leave" in (await desk.say("models")).stdout
     again = await desk.say("scale", "tiny", "1")
     assert (again.returncode, "there is no model 'tiny'" in again.stderr) == (1, True), again
@@ -81,18 +81,18 @@ async def test_an_evicted_model_stays_known(desk: Desk) -> None:
 async def test_one_replica_is_evicted_by_its_name(desk: Desk) -> None:
     """As many are wanted as before, so that another comes, or with --shrink one fewer; it is waited for."""
     assert (await desk.say("scale", "tiny", "2")).returncode == 0
-    wish = await desk.wished("tiny")
-    await desk.node("n1", [replica(wish, 1), replica(wish, 2)])
+    desired = await desk.desired("tiny")
+    await desk.node("n1", [replica(desired, 1), replica(desired, 2)])
     done = await desk.say("evict", "tiny", "r2")
     told = "replica r2 of tiny on n1 leaves when its requests have ended; another will be started in its place\n"
     assert (done.returncode, done.stdout) == (0, told), done
-    model = (await desk.wished("tiny")).model
+    model = (await desk.desired("tiny")).model
     assert (model.wanted, model.going) == (2, {2})
-    await desk.node("n1", [replica(wish, 1), replica(wish, 3)])
-    async with waiting(desk, "evict", "tiny", replica(wish, 3).name, "--shrink") as ended:
-        await desk.node("n1", [replica(wish, 1)])
+    await desk.node("n1", [replica(desired, 1), replica(desired, 3)])
+    async with waiting(desk, "evict", "tiny", replica(desired, 3).name, "--shrink") as ended:
+        await desk.node("n1", [replica(desired, 1)])
         assert (await ended).returncode == 0
-    model = (await desk.wished("tiny")).model
+    model = (await desk.desired("tiny")).model
     assert (model.wanted, model.going) == (1, {3}), "who is gone is not kept in mind"
     wrong = await desk.say("evict", "tiny", "r7")
     assert (wrong.returncode, "tiny has no replica 'r7'; it has r1" in wrong.stderr) == (1, True), wrong
@@ -103,9 +103,9 @@ async def test_one_replica_is_evicted_by_its_name(desk: Desk) -> None:
 async def test_whether_another_comes_for_one_that_is_evicted_is_what_is_so(desk: Desk) -> None:
     """Not for a WARM one that no floor needs, nor where as many are left as are wanted."""
     assert (await desk.say("scale", "tiny", "1")).returncode == 0
-    wish = await desk.wished("tiny")
-    warm = replica(wish, 3, level=Level.WARM, devices=())
-    await desk.node("n1", [replica(wish, 1), replica(wish, 2), warm])
+    desired = await desk.desired("tiny")
+    warm = replica(desired, 3, level=Level.WARM, devices=())
+    await desk.node("n1", [replica(desired, 1), replica(desired, 2), warm])
     for one, told in (
         ("r3", "leaves host memory; not replaced: 1 desired, 2 HOT without it"),
         ("r2", "leaves when its requests have ended; not replaced: 1 desired, 1 HOT without it"),
@@ -116,29 +116,29 @@ async def test_whether_another_comes_for_one_that_is_evicted_is_what_is_so(desk:
     shrunk = await desk.say("evict", "tiny", "r3", "--shrink")
     assert (shrunk.returncode, "r3 is WARM and does not count as one" in shrunk.stderr) == (1, True), shrunk
     assert (await desk.say("scale", "tiny", "0")).returncode == 0
-    await desk.node("n1", [replica(wish, 4)])
+    await desk.node("n1", [replica(desired, 4)])
     assert "not replaced: 0 desired\n" in (await desk.say("evict", "tiny", "r4")).stdout
     shrunk = await desk.say("evict", "tiny", "r4", "--shrink")
     assert (shrunk.returncode, "none of tiny is wanted; leave --shrink out" in shrunk.stderr) == (1, True), shrunk
     floor = ("--min", "1", "--max", "2", "--floor", "warm", "--host-gib", "1", "--wanted", "0")
     assert (await desk.say("deploy", "tiny", *SIM, *SIZE, *floor)).returncode == 0
-    kept = await desk.wished("tiny")
+    kept = await desk.desired("tiny")
     await desk.node("n1", [replica(kept, 5, level=Level.WARM, devices=())])
     assert "leaves host memory; another will be started in its place" in (await desk.say("evict", "tiny", "r5")).stdout
 
 
 async def test_models_are_shown_with_their_replicas(desk: Desk) -> None:
     """What is wanted, what is there by name, and what is missing; one alone, and as JSON."""
-    wish = await desk.wished("tiny")
+    desired = await desk.desired("tiny")
     assert (await desk.say("deploy", "other", *SIM, *SIZE)).returncode == 0
-    other = replica(await desk.wished("other"), 4, running=3, version="00000000")
-    warm = replica(wish, 2, level=Level.WARM, devices=())
-    await desk.node("n1", [replica(wish, 1), other, warm])
-    await desk.book(unmet={"tiny": "there is no room for it"})
+    other = replica(await desk.desired("other"), 4, running=3, version="00000000")
+    warm = replica(desired, 2, level=Level.WARM, devices=())
+    await desk.node("n1", [replica(desired, 1), other, warm])
+    await desk.write_record(unmet={"tiny": "there is no room for it"})
     shown = (await desk.say("models")).stdout.splitlines()
     assert shown[0].split() == ["model", "name", "version", "desired", "hot", "warm", "floor", "age"]
-    assert shown[1].split()[:6] == ["other", "other", (await desk.wished("other")).model.version, "1", "1", "0"]
-    assert shown[2].split()[:7] == ["tiny", "tiny", wish.model.version, "2", "1", "1", "COLD"]
+    assert shown[1].split()[:6] == ["other", "other", (await desk.desired("other")).model.version, "1", "1", "0"]
+    assert shown[2].split()[:7] == ["tiny", "tiny", desired.model.version, "2", "1", "1", "COLD"]
     assert shown[3] == "  tiny: there is no room for it"
     assert shown[5].split() == ["replica", "node", "level", "phase", "running", "since", "version"]
     assert shown[6].split()[:6] == ["ModelActor:other:r4", "n1", "host-1", "HOT", "ready", "3"]
@@ -153,8 +153,8 @@ async def test_models_are_shown_with_their_replicas(desk: Desk) -> None:
 
 async def test_nodes_are_shown_with_their_leases(desk: Desk) -> None:
     """Each device and the host: what it has, what was leased, to how many; and who tells it."""
-    wish = await desk.wished("tiny")
-    await desk.node("n1", [replica(wish, 1)])
+    desired = await desk.desired("tiny")
+    await desk.node("n1", [replica(desired, 1)])
     await desk.node("n2", gib=2)
     shown = (await desk.say("nodes")).stdout.splitlines()
     assert shown[0].split() == ["node", "device", "leased", "total", "replicas", "agent", "reported"]
@@ -228,22 +228,22 @@ async def shows(desk: Desk, text: str, where: str = "out") -> None:
 async def test_it_waits_until_as_many_are_hot(desk: Desk) -> None:
     """Of this version, ready, and no more than are wanted."""
     async with waiting(desk, "scale", "tiny", "1", "--json") as ended:
-        wish = await desk.wished("tiny")
-        await desk.node("n1", [replica(wish, 1, Phase.PROVISIONING)])
-        await desk.node("n1", [replica(wish, 1), replica(wish, 2, Phase.DRAINING)])
-        await desk.node("n1", [replica(wish, 1, version="00000000")])
+        desired = await desk.desired("tiny")
+        await desk.node("n1", [replica(desired, 1, ReplicaPhase.PROVISIONING)])
+        await desk.node("n1", [replica(desired, 1), replica(desired, 2, ReplicaPhase.DRAINING)])
+        await desk.node("n1", [replica(desired, 1, version="00000000")])
         assert not ended.done()
-        await desk.node("n1", [replica(wish, 1)])
+        await desk.node("n1", [replica(desired, 1)])
         done = await ended
     assert (done.returncode, done.object["hot"]) == (0, 1), done
-    assert done.stderr.endswith(f"tiny: 1 of 1 HOT, version {wish.model.version}\n"), done
+    assert done.stderr.endswith(f"tiny: 1 of 1 HOT, version {desired.model.version}\n"), done
 
 
 async def test_an_eviction_is_waited_for(desk: Desk) -> None:
     """Until none is HOT, or of one that was forgotten none is left at all."""
-    wish = await desk.wished("tiny")
-    warm = replica(wish, 2, level=Level.WARM, devices=())
-    await desk.node("n1", [replica(wish, 1), warm])
+    desired = await desk.desired("tiny")
+    warm = replica(desired, 2, level=Level.WARM, devices=())
+    await desk.node("n1", [replica(desired, 1), warm])
     async with waiting(desk, "evict", "tiny") as ended:
         await desk.node("n1", [warm])
         assert (await ended).returncode == 0
@@ -263,15 +263,15 @@ async def test_what_cannot_be_is_told_at_once(desk: Desk) -> None:
 async def test_what_fails_again_and_again_is_told_with_why(desk: Desk) -> None:
     """As its node says it; what failed before is not counted. The store keeps the last of two values, so each one is
     shown before the next is written."""
-    await desk.book(tries={"place/tiny": Tries(7, 1.0)})
+    await desk.write_record(tries={"place/tiny": Tries(7, 1.0)})
     async with waiting(desk, "scale", "tiny", "3") as ended:
-        await desk.book(tries={"place/tiny": Tries(9, 3.0)}, unmet={"tiny": "two more failures"})
+        await desk.write_record(tries={"place/tiny": Tries(9, 3.0)}, unmet={"tiny": "two more failures"})
         await shows(desk, "two more failures")
         answers = {"place/ModelActor:tiny:r9/0.1": "cannot be started: no such model"}
-        await desk.node("n1", [replica(await desk.wished("tiny"), 9, Phase.PROVISIONING)], answers=answers)
+        await desk.node("n1", [replica(await desk.desired("tiny"), 9, ReplicaPhase.PROVISIONING)], answers=answers)
         await shows(desk, "r9 provisioning on n1")
         assert not ended.done()
-        await desk.book(tries={"place/tiny": Tries(1, 4.0)})
+        await desk.write_record(tries={"place/tiny": Tries(1, 4.0)})
         done = await ended
     assert done.returncode == 1
     assert "tiny failed to start 3 times: cannot be started: no such model" in done.stderr, done
@@ -279,12 +279,12 @@ async def test_what_fails_again_and_again_is_told_with_why(desk: Desk) -> None:
 
 async def test_what_stays_as_it_is_is_told_after_a_while(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same reason with nobody on the way, or nobody there to carry it out."""
-    monkeypatch.setattr(hope, "STUCK_S", 0.0)
-    await desk.book(unmet={"tiny": "there is no room for it"})
+    monkeypatch.setattr(fleet_waiting, "STUCK_S", 0.0)
+    await desk.write_record(unmet={"tiny": "there is no room for it"})
     stuck = await desk.say("scale", "tiny", "3", "--wait")
     assert (stuck.returncode, stuck.stderr) == (1, "holdfast: tiny: there is no room for it\n"), stuck
-    monkeypatch.setattr(hope, "QUIET_S", 0.0)
-    await desk.book()
+    monkeypatch.setattr(fleet_waiting, "QUIET_S", 0.0)
+    await desk.write_record()
     await desk.store.delete(f"v1/controls/{DEPLOYMENT}/control-1-1", 10.0)
     quiet = await desk.say("scale", "tiny", "2", "--wait")
     assert (quiet.returncode, "no control of local runs" in quiet.stderr) == (1, True), quiet
@@ -301,7 +301,7 @@ async def test_who_waits_hears_of_others(desk: Desk) -> None:
 
 
 async def test_waiting_has_an_end(desk: Desk) -> None:
-    """After its time it says that it goes on without us; so does Ctrl-C, and the wish stands."""
+    """After its time it says that it goes on without us; so does Ctrl-C, and the desired model stands."""
     late = await desk.say("scale", "tiny", "1", "--wait", "--timeout", "100ms")
     assert late.returncode == 1
     assert "timed out after 0.1 s; it continues in the background: `holdfast get models tiny` shows " in late.stderr
@@ -316,7 +316,7 @@ async def test_waiting_has_an_end(desk: Desk) -> None:
         rest, _ = await process.communicate()
     assert process.returncode == 130
     assert b"it continues in the background" in rest
-    assert (await desk.wished("tiny")).model.wanted == 2
+    assert (await desk.desired("tiny")).model.wanted == 2
 
 
 def _heeds_ctrl_c() -> None:
@@ -341,7 +341,7 @@ async def test_models_are_watched(desk: Desk) -> None:
 
 async def test_events_are_shown_and_followed(desk: Desk) -> None:
     """What stands, and with --follow what happens: the same words as a Redis is told, without one."""
-    await desk.node("n1", [replica(await desk.wished("tiny"), 1)])
+    await desk.node("n1", [replica(await desk.desired("tiny"), 1)])
     shown = await desk.say("events")
     assert [line.split()[1:3] for line in shown.stdout.splitlines()] == [["deploy", "tiny"], ["replica", "tiny"]]
     words = (sys.executable, "-m", "holdfast", "events", "--follow", "--json", "--store", desk.url)

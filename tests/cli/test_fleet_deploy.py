@@ -12,15 +12,15 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from holdfast.cli.fleet import seen
+from holdfast.cli.fleet import observed
 from holdfast.cli.fleet.deploy import Deploy
 from holdfast.cli.fleet.written import as_words
 from holdfast.core.errors import REFUSED, UserError
-from holdfast.fleet import records
+from holdfast.fleet import desired_changes
 from holdfast.fleet.desired import Level
-from holdfast.fleet.records import Wish, wish_key
+from holdfast.fleet.desired_changes import remove_model
+from holdfast.fleet.records import DesiredModel, desired_key
 from holdfast.fleet.scaling import Scaling
-from holdfast.fleet.wishing import forgotten
 from holdfast.spec.arguments import by_path, kind_of, options_of, takes_many
 from holdfast.spec.commands import asked
 from holdfast.spec.deployment import device_slot
@@ -59,14 +59,14 @@ async def test_words_become_a_wish(desk: Desk) -> None:
     words += ("--node", "n1", "--per-node", "2", "--memory-gib", "1.5", "--sim-tpot-ms", "2.5", "--allow-chaos")
     done = await desk.say("deploy", "tiny", *SIM, *words, "--served-name", "small words", "--standbys", "0")
     assert done.returncode == 0, done
-    wish = await desk.wished("tiny")
-    assert done.stdout == f"model tiny deployed: version {wish.model.version}, 2 desired, served as small words\n"
-    model = wish.model
-    assert (wish.name, wish.scaling, model.generation) == ("small words", None, 1)
+    desired = await desk.desired("tiny")
+    assert done.stdout == f"model tiny deployed: version {desired.model.version}, 2 desired, served as small words\n"
+    model = desired.model
+    assert (desired.name, desired.scaling, model.generation) == ("small words", None, 1)
     assert (model.replicas_min, model.replicas_max, model.wanted, model.floor) == (1, 4, 2, Level.WARM)
     assert (model.dedicated, model.nodes, model.per_node_max, model.devices) == (True, frozenset({"n1"}), 2, 1)
     assert (model.device_bytes, model.host_bytes) == (3 * GIB // 2, 3 * GIB // 4)
-    manifest = check(wish.manifest.encode()).manifest
+    manifest = check(desired.manifest.encode()).manifest
     assert manifest is not None
     (pod,) = pods(manifest)
     assert (pod.service, pod.namespace) == ("tiny", f"{DEPLOYMENT}-{model.version}")
@@ -81,16 +81,16 @@ async def test_a_real_model_is_measured_or_must_be_told(desk: Desk, tmp_path: Pa
     """From its shape and its pool, if it is at hand; paths are whole, since engines start elsewhere."""
     done = await desk.say("deploy", "tiny", "--model", "tiny", "--kv-gib", "0.25", "--context", "512")
     assert done.returncode == 0, done
-    wish = await desk.wished("tiny")
-    assert wish.model.device_bytes > GIB // 4
+    desired = await desk.desired("tiny")
+    assert desired.model.device_bytes > GIB // 4
     unknown = await desk.say("deploy", "other", "--model", "./nowhere")
     assert (unknown.returncode, unknown.stdout) == (REFUSED, "")
     why = "other: --memory-gib: how much memory it takes on each device is not known; "
     assert unknown.stderr.startswith(f"{why}say --kv-gib, if the model is on this machine, or --memory-gib\n")
-    assert await desk.wish("other") is None
+    assert await desk.find_desired("other") is None
     known = await desk.say("deploy", "other", "--model", "./nowhere", "--memory-gib", "4")
     assert known.returncode == 0, known
-    assert f"--model={Path.cwd()}/nowhere" in (await desk.wished("other")).manifest
+    assert f"--model={Path.cwd()}/nowhere" in (await desk.desired("other")).manifest
 
 
 async def test_scaling_has_its_words(desk: Desk) -> None:
@@ -104,7 +104,7 @@ async def test_scaling_has_its_words(desk: Desk) -> None:
     assert done.returncode == 0, done
     times = {"high_s": 2.0, "low_s": 3.0, "step_up_s": 4.0, "step_down_s": 5.0, "idle_s": 6.0}
     said = Scaling(wait_s_max=1.0, kv_high=0.8, kv_low=0.4, devices_max=2, **times)
-    assert (await desk.wished("tiny")).scaling == said
+    assert (await desk.desired("tiny")).scaling == said
 
 
 async def test_every_mistake_is_told_at_once(desk: Desk) -> None:
@@ -122,7 +122,7 @@ async def test_every_mistake_is_told_at_once(desk: Desk) -> None:
         "KEY must be 1 to 30 of a-z, 0-9 and '-', with no '-' at either end, got 'Tiny_Model'",
         "holdfast: Tiny_Model cannot be deployed: 6 mistakes",
     ]
-    assert await desk.wish("Tiny_Model") is None
+    assert await desk.find_desired("Tiny_Model") is None
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,9 @@ async def test_a_file_says_the_same(desk: Desk) -> None:
     file.write_text(FILE)
     done = await desk.say("deploy", "-f", str(file))
     assert (done.returncode, done.stderr) == (0, ""), done
-    wish = await desk.wished("words")
-    assert (wish.name, wish.manifest, wish.model.replicas_max) == ("holdfast-sim", FILE, 3)
-    assert (wish.model.floor, wish.scaling) == (Level.WARM, Scaling(idle_s=60.0))
+    desired = await desk.desired("words")
+    assert (desired.name, desired.manifest, desired.model.replicas_max) == ("holdfast-sim", FILE, 3)
+    assert (desired.model.floor, desired.scaling) == (Level.WARM, Scaling(idle_s=60.0))
     file.write_text(FILE + "    Frontend: {componentType: frontend}\n")
     two = await desk.say("deploy", "-f", str(file))
     assert two.returncode == REFUSED
@@ -174,20 +174,20 @@ async def test_deployed_again_it_is_changed(desk: Desk) -> None:
     """The same is no change; another number is no other version, another engine or memory is; a number that nobody
     says stays as it was."""
     first = await desk.say("deploy", "tiny", *SIM, "--max", "4", "--wanted", "3")
-    before = await desk.wished("tiny")
+    before = await desk.desired("tiny")
     version = before.model.version
     same = await desk.say("deploy", "tiny", *SIM, "--max", "4")
     assert same.stdout == f"model tiny unchanged: version {version}, 3 desired, served as tiny\n", (first, same)
-    assert await desk.wished("tiny") == before
+    assert await desk.desired("tiny") == before
     fewer = await desk.say("deploy", "tiny", *SIM, "--max", "2", "--sim-jitter", "0.1")
     assert fewer.stdout == f"model tiny changed: the same version {version}, 2 desired, served as tiny\n"
     other = await desk.say("deploy", "tiny", *SIM, "--max", "2", "--sim-revision", "2")
-    after = await desk.wished("tiny")
+    after = await desk.desired("tiny")
     changed = f"version {after.model.version} in place of {version}, 2 desired, served as tiny"
     assert other.stdout == f"model tiny changed: {changed}\n"
     assert (after.model.generation, after.model.version == version) == (3, False)
     await desk.say("deploy", "tiny", *SIM, "--max", "2", "--sim-revision", "2", "--memory-gib", "2")
-    assert (await desk.wished("tiny")).model.version not in (version, after.model.version)
+    assert (await desk.desired("tiny")).model.version not in (version, after.model.version)
 
 
 async def test_two_models_have_two_names(desk: Desk) -> None:
@@ -196,7 +196,7 @@ async def test_two_models_have_two_names(desk: Desk) -> None:
     taken = await desk.say("deploy", "two", *SIM, "--served-name", "one")
     assert taken.returncode == 1
     assert "one is served as 'one' already; give two another name (--served-name, or modelName" in taken.stderr
-    assert await desk.wish("two") is None
+    assert await desk.find_desired("two") is None
 
 
 async def test_of_two_who_change_it_at_once_nobody_is_lost(desk: Desk) -> None:
@@ -206,7 +206,7 @@ async def test_of_two_who_change_it_at_once_nobody_is_lost(desk: Desk) -> None:
     quiet = {"stdout": asyncio.subprocess.DEVNULL, "env": desk.env}
     both = [await asyncio.create_subprocess_exec(*words, wanted, **quiet) for wanted in ("2", "3")]
     assert [await one.wait() for one in both] == [0, 0]
-    assert (await desk.wished("tiny")).model.generation == 3
+    assert (await desk.desired("tiny")).model.generation == 3
 
 
 async def test_what_may_keep_it_from_coming_is_told(desk: Desk) -> None:
@@ -223,7 +223,7 @@ async def test_without_a_fleet_it_is_told_what_to_start(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where nothing runs, and where a store runs that knows of none."""
-    monkeypatch.setattr(seen, "FOUND_S", 0.1)
+    monkeypatch.setattr(observed, "FOUND_S", 0.1)
     nothing = await desk.say("deploy", "tiny", *SIM, store=False)
     assert nothing.returncode == 1
     assert "nothing runs in ~/state: start it with `holdfast up --backend local`, or name a store" in nothing.stderr
@@ -265,27 +265,29 @@ def another(option: Setting) -> Any:
 async def test_one_name_is_not_given_to_two_that_ask_at_the_same_instant(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other's wish stands in the store after it was looked for and before this one does: this one is taken back,
-    and what was there before it is there again."""
+    """The other's desired model stands in the store after it was looked for and before this one does: this one is taken
+    back, and what was there before it is there again."""
     assert (await desk.say("deploy", "one", *SIM, "--served-name", "words")).returncode == 0
-    rival = msgspec.json.encode(await desk.wished("one"))
+    rival = msgspec.json.encode(await desk.desired("one"))
     assert (await desk.say("evict", "one", "--forget")).returncode == 0
     assert (await desk.say("deploy", "two", *SIM)).returncode == 0
-    before, real = await desk.wished("two"), records.ask
+    before, real = await desk.desired("two"), desired_changes.update_desired
 
-    async def late(store: Store, deployment: str, key: str, change: records.Change) -> Wish | None:
-        await store.put(wish_key(deployment, "one"), rival, 10.0)
+    async def late(
+        store: Store, deployment: str, key: str, change: desired_changes.DesiredChange
+    ) -> DesiredModel | None:
+        await store.put(desired_key(deployment, "one"), rival, 10.0)
         return await real(store, deployment, key, change)
 
-    monkeypatch.setattr(records, "ask", late)
+    monkeypatch.setattr(desired_changes, "update_desired", late)
     for key in ("two", "three"):
-        await desk.store.delete(wish_key(DEPLOYMENT, "one"), 10.0)
+        await desk.store.delete(desired_key(DEPLOYMENT, "one"), 10.0)
         wrong = await desk.say("deploy", key, *SIM, "--served-name", "words")
         assert wrong.returncode == 1, wrong
         assert "one is served as 'words' already" in wrong.stderr
-    assert (await desk.wished("two")).name == before.name == "two"
-    assert await desk.wish("three") is None
-    assert (await desk.wished("one")).name == "words"
+    assert (await desk.desired("two")).name == before.name == "two"
+    assert await desk.find_desired("three") is None
+    assert (await desk.desired("one")).name == "words"
 
 
 class Meanwhile:
@@ -306,13 +308,13 @@ class Meanwhile:
 async def test_what_is_deployed_at_the_same_instant_is_not_forgotten(desk: Desk) -> None:
     """What only has another number since it was read is."""
     assert (await desk.say("deploy", "tiny", *SIM)).returncode == 0
-    wish, where = await desk.wished("tiny"), wish_key(DEPLOYMENT, "tiny")
-    anew = replace(wish, at_unix_s=wish.at_unix_s + 1)
+    desired, where = await desk.desired("tiny"), desired_key(DEPLOYMENT, "tiny")
+    anew = replace(desired, at_unix_s=desired.at_unix_s + 1)
     meanwhile = Meanwhile(desk.store, where, msgspec.json.encode(anew))
     with pytest.raises(UserError, match="tiny was deployed again meanwhile, so it is not removed"):
-        await records.ask(meanwhile, DEPLOYMENT, "tiny", forgotten("tiny"))  # type: ignore[arg-type]
-    assert await desk.wished("tiny") == anew
+        await desired_changes.update_desired(meanwhile, DEPLOYMENT, "tiny", remove_model("tiny"))  # type: ignore[arg-type]
+    assert await desk.desired("tiny") == anew
     scaled = replace(anew, model=replace(anew.model, wanted=0, generation=9))
     meanwhile = Meanwhile(desk.store, where, msgspec.json.encode(scaled))
-    assert await records.ask(meanwhile, DEPLOYMENT, "tiny", forgotten("tiny")) is None  # type: ignore[arg-type]
-    assert await desk.wish("tiny") is None
+    assert await desired_changes.update_desired(meanwhile, DEPLOYMENT, "tiny", remove_model("tiny")) is None  # type: ignore[arg-type]
+    assert await desk.find_desired("tiny") is None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.fleet import seen
+from holdfast.cli.fleet import observed
 from holdfast.core.errors import REFUSED
 from holdfast.fleet.records import node_key
 from tests.rigs.cli.fleet_terminal import SIM, Desk, desk_at, eventually, replica
@@ -22,7 +22,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     """With a model of which one is wanted, and there."""
     async with desk_at(tmp_path) as made:
         assert (await made.say("deploy", "tiny", *SIM)).returncode == 0
-        await made.node("n1", [replica(await made.wished("tiny"), 1)])
+        await made.node("n1", [replica(await made.desired("tiny"), 1)])
         yield made
 
 
@@ -41,7 +41,7 @@ async def test_what_is_empty_is_a_variable_that_was_not_set(desk: Desk) -> None:
     for node in ("", "a/b", "é"):
         told = await desk.say("deploy", "other", *SIM, "--node", node)
         assert (told.returncode, f"--node: no node is called {node!r}" in told.stderr) == (REFUSED, True), told
-    assert await desk.wish("other") is None
+    assert await desk.find_desired("other") is None
     told = await desk.say("queue")
     assert (told.returncode, "--store only works with --kill" in told.stderr) == (2, True), told
 
@@ -101,7 +101,7 @@ async def test_a_store_that_was_started_again_is_given_the_time_to_hear_of_nodes
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It knows what is wanted at once, and what is there when nodes have told it: nobody is called missing before."""
-    monkeypatch.setattr(seen, "FOUND_S", 60.0)
+    monkeypatch.setattr(observed, "FOUND_S", 60.0)
     key = node_key("local", "n1")
     held = await desk.store.get(key, 10.0)
     assert held is not None
@@ -116,7 +116,7 @@ async def test_a_store_that_was_started_again_is_given_the_time_to_hear_of_nodes
 
 async def test_none_there_is_told_all_the_same(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a moment."""
-    monkeypatch.setattr(seen, "FOUND_S", 0.1)
+    monkeypatch.setattr(observed, "FOUND_S", 0.1)
     await desk.store.delete(node_key("local", "n1"), 10.0)
 
     async def is_told() -> bool:

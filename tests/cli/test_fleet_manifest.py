@@ -30,27 +30,27 @@ async def test_each_worker_of_a_manifest_becomes_a_wish(desk: Desk) -> None:
     assert (await desk.say("deploy", "other", *SIM)).returncode == 0
     dry = await desk.say("apply", "-f", str(EXAMPLE), "--dry-run")
     assert dry.stdout.count("(dry run)") == 2
-    assert await desk.wish("words") is None
+    assert await desk.find_desired("words") is None
     done = await desk.say("apply", "-f", str(EXAMPLE))
     assert (done.returncode, done.stderr) == (0, ""), done
-    words, more = await desk.wished("words"), await desk.wished("more-words")
+    words, more = await desk.desired("words"), await desk.desired("more-words")
     assert (words.name, words.model.wanted, words.model.replicas_max) == ("words", 1, 3)
     assert (more.model.wanted, more.model.floor, more.scaling is not None) == (0, Level.COLD, True)
     assert "other is not in it, and not changed" in done.stdout
     again = await desk.say("apply", "-f", str(EXAMPLE))
     assert again.stdout.count("unchanged") == 2
-    assert (await desk.wished("words")).model.generation == 1
+    assert (await desk.desired("words")).model.generation == 1
 
 
 async def test_one_model_of_it_may_be_deployed_alone(desk: Desk, tmp_path: Path) -> None:
     """The same service alone is the same version."""
     await desk.say("apply", "-f", str(EXAMPLE))
-    before = await desk.wished("words")
+    before = await desk.desired("words")
     alone = tmp_path / "alone.yaml"
     head, _, rest = TEXT.partition("    frontend:\n")
     alone.write_text(head + "    words:" + rest.partition("    words:")[2].partition("    more-words:")[0])
     assert (await desk.say("deploy", "-f", str(alone))).returncode == 0
-    assert (await desk.wished("words")).model.version == before.model.version
+    assert (await desk.desired("words")).model.version == before.model.version
 
 
 async def test_a_difference_is_shown_by_model(desk: Desk, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ async def test_mistakes_are_told_before_anything_is_asked_for(desk: Desk, tmp_pa
     wrong.write_text(TEXT.replace("--vault-gib", "--vaultgib"))
     told = await desk.say("apply", "-f", str(wrong))
     assert told.returncode == REFUSED
-    assert await desk.wish("words") is None
+    assert await desk.find_desired("words") is None
     nobody = tmp_path / "nobody.yaml"
     nobody.write_text(TEXT.partition("    words:")[0])
     told = await desk.say("apply", "-f", str(nobody))
@@ -100,7 +100,7 @@ async def test_two_services_of_one_name_are_refused_by_both_their_names(desk: De
     told = await desk.say("apply", "-f", str(EXAMPLE))
     assert told.returncode == 1
     assert "other is served as 'more-words' already; give more-words another name" in told.stderr
-    assert await desk.wish("words") is None, "nothing of a manifest is asked for that cannot be as a whole"
+    assert await desk.find_desired("words") is None, "nothing of a manifest is asked for that cannot be as a whole"
 
 
 async def test_what_traffic_has_scaled_stays_where_the_manifest_says_the_same(desk: Desk, tmp_path: Path) -> None:
@@ -110,12 +110,12 @@ async def test_what_traffic_has_scaled_stays_where_the_manifest_says_the_same(de
     assert (await desk.say("scale", "words", "2")).returncode == 0
     again = await desk.say("apply", "-f", str(EXAMPLE))
     assert "model more-words unchanged: version" in again.stdout, again
-    assert [(await desk.wished(key)).model.wanted for key in ("more-words", "words")] == [1, 1]
+    assert [(await desk.desired(key)).model.wanted for key in ("more-words", "words")] == [1, 1]
     other = tmp_path / "other.yaml"
     other.write_text(TEXT.replace("replicas: 0", "replicas: 1"))
     assert (await desk.say("apply", "-f", str(other))).returncode == 0
     assert (await desk.say("apply", "-f", str(EXAMPLE))).returncode == 0
-    assert (await desk.wished("more-words")).model.wanted == 0, "another number is somebody's word"
+    assert (await desk.desired("more-words")).model.wanted == 0, "another number is somebody's word"
 
 
 async def test_what_apply_does_not_change_is_told(desk: Desk, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ async def test_models_may_swap_their_names(desk: Desk, tmp_path: Path) -> None:
     swapped = tmp_path / "swapped.yaml"
     swapped.write_text(other.replace("modelName: x", "modelName: words"))
     assert (await desk.say("apply", "-f", str(swapped))).returncode == 0
-    assert [(await desk.wished(key)).name for key in ("words", "more-words")] == ["more-words", "words"]
+    assert [(await desk.desired(key)).name for key in ("words", "more-words")] == ["more-words", "words"]
 
 
 async def test_who_waits_for_a_manifest_hears_of_all_its_models(desk: Desk, tmp_path: Path) -> None:

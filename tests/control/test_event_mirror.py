@@ -17,12 +17,12 @@ from holdfast.control.redis_stream import RedisStream
 from holdfast.core.tasks import beside
 from holdfast.discovery.keys import REPORTS
 from holdfast.fleet.desired import Model
-from holdfast.fleet.records import ask
+from holdfast.fleet.desired_changes import update_desired
 from holdfast.store.contract import Store
 from holdfast.testing.waiting import BOUND_S, until
 from tests.rigs.redis_process import Redis, running
 from tests.rigs.store.served import served_store
-from tests.rigs.worlds.fleet_controllers import wish
+from tests.rigs.worlds.fleet_controllers import desired_model
 
 __all__ = ["running"]
 MANY = 30
@@ -37,10 +37,10 @@ class Fleet:
 
     async def want(self, wanted: int, key: str = "m") -> None:
         model = Model(key=key, wanted=wanted, device_bytes=1, replicas_max=1000, version="v1")
-        await ask(self.store, "d", key, lambda _: wish(model))
+        await update_desired(self.store, "d", key, lambda _: desired_model(model))
 
     async def forget(self, key: str = "m") -> None:
-        await ask(self.store, "d", key, lambda _: None)
+        await update_desired(self.store, "d", key, lambda _: None)
 
     @contextlib.asynccontextmanager
     async def mirrored(

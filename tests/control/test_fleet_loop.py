@@ -19,17 +19,15 @@ from holdfast.control.status_page import ControlView
 from holdfast.control.worker_probe import WorkerProbe
 from holdfast.core.tasks import first
 from holdfast.discovery.keys import REPORTS
-from holdfast.fleet.controller import WAITED_FOR
 from holdfast.fleet.desired import Model
-from holdfast.fleet.hearing import FORGET_S, GRACE_S
-from holdfast.fleet.records import Book, book_key, node_key, orders_key, wish_key
+from holdfast.fleet.planner import FORGET_S, GRACE_S, WAITED_FOR, ModelLoad
+from holdfast.fleet.records import FleetRecord, desired_key, fleet_key, node_key, orders_key
 from holdfast.fleet.scaling import Scaling
-from holdfast.fleet.traffic import Load
 from holdfast.health.records import Demand, ReportRecord
 from holdfast.testing.waiting import BOUND_S, until
 from holdfast.wire.messages import Beat
 from tests.rigs.fleet.processes import Site, StoreProcess, site
-from tests.rigs.worlds.fleet_controllers import wish
+from tests.rigs.worlds.fleet_controllers import desired_model
 
 LIFE_WRITES_MAX = 60  # of a whole life, as `live` has it: about half as many
 
@@ -70,7 +68,7 @@ async def led(here: Site, story: asyncio.Task[None], dies_at: int, *, after: boo
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 async def test_a_controller_may_die_at_any_write(process: StoreProcess, after: bool) -> None:
-    """The next one goes on from what stands: everything wished for comes to be, and nobody is started twice or in
+    """The next one goes on from what stands: every desired model comes to be, and nobody is started twice or in
     vain."""
     for at in range(1, LIFE_WRITES_MAX):
         async with site(process, f"d{at}") as here, asyncio.TaskGroup() as tasks:
@@ -106,7 +104,7 @@ async def test_two_that_lead_at_once_start_nobody_twice(process: StoreProcess) -
 
 async def test_a_store_that_is_killed_stops_nobody(process: StoreProcess) -> None:
     """It is away for longer than a node's grace, and forgets what was leased: the same replicas serve, nobody is lost
-    or started; then wishes are carried out again."""
+    or started; then desired_models are carried out again."""
     async with site(process, "d") as here, here.leading() as (loop, _):
         await here.want(model())
         await until(lambda: here.serving() == 2, "two that serve")
@@ -128,7 +126,7 @@ async def test_a_store_that_dies_amid_a_write_has_what_was_asked(process: StoreP
     async with site(process, "d") as here, here.leading() as (loop, _), asyncio.TaskGroup() as tasks:
         story = tasks.create_task(live_on(here))
         for _ in range(4):
-            await until(lambda: story.done() or loop._feed.controller._asking is not None, "a write", every_s=0.001)
+            await until(lambda: story.done() or loop._feed.controller._actions is not None, "a write", every_s=0.001)
             process.kill()
             process.start()
             await until(lambda: not loop._mirror.away, "its return")
@@ -152,7 +150,7 @@ async def test_a_node_that_is_lost_is_replaced_and_may_come_back(process: StoreP
         await here.rests()
         (there,) = [one for one in here.agents if one.machine.bodies]
         there.away = True
-        await until(lambda: loop._feed.controller._hearing.is_any_gone, "its absence to be seen")
+        await until(lambda: loop._feed.controller._heartbeats.is_any_missing, "its absence to be seen")
         assert len(here.placed()) == 1
         here.clock.ahead_s += GRACE_S
         await here.want(model(wanted=1, drain_s=4.0))  # it is looked at the time
@@ -163,12 +161,12 @@ async def test_a_node_that_is_lost_is_replaced_and_may_come_back(process: StoreP
         assert len(here.placed()) == 2
 
 
-async def test_who_has_no_wish_is_written_nothing(process: StoreProcess) -> None:
+async def test_nothing_is_written_without_desired_models(process: StoreProcess) -> None:
     """Nodes alone are nothing to be done."""
     async with site(process, "d") as here, here.leading() as (loop, _):
         await until(lambda: len(loop._feed.controller._view.nodes) == 2, "both nodes to be seen")
         await until(lambda: sum(here.metrics.fleet._passes), "a pass")
-        for key in (book_key("d"), orders_key("d", "n0"), orders_key("d", "n1")):
+        for key in (fleet_key("d"), orders_key("d", "n0"), orders_key("d", "n1")):
             assert await here.store.get(key, BOUND_S) is None
 
 
@@ -180,7 +178,7 @@ async def test_a_node_that_does_not_come_back_is_forgotten(process: StoreProcess
         await here.rests()
         (there,) = [one for one in here.agents if one.machine.bodies]
         there.away, where = True, orders_key("d", there.machine.name)
-        await until(lambda: loop._feed.controller._hearing.is_any_gone, "its absence to be seen")
+        await until(lambda: loop._feed.controller._heartbeats.is_any_missing, "its absence to be seen")
         here.clock.ahead_s += FORGET_S
         await here.want(model(wanted=1, drain_s=4.0))  # it is looked at the time
         await until(lambda: where not in loop._mirror.values, "its orders to be removed")
@@ -194,7 +192,7 @@ async def test_a_node_that_does_not_come_back_is_forgotten(process: StoreProcess
 
 
 async def test_another_deployments_words_are_not_taken(process: StoreProcess) -> None:
-    """The store's prefixes are strings': `d` is not `d-more`, whose book another writes."""
+    """The store's prefixes are strings': `d` is not `d-more`, whose record another writes."""
     async with site(process, "d") as here, site(process, "d-more") as other, here.leading() as (loop, _):
         async with other.leading():
             await other.want(model())
@@ -204,12 +202,12 @@ async def test_another_deployments_words_are_not_taken(process: StoreProcess) ->
 
 
 async def test_what_cannot_be_read_changes_nothing(process: StoreProcess, caplog: pytest.LogCaptureFixture) -> None:
-    """A wish or a record of a newer version: both stay as they were, and the log says so."""
+    """A desired model or a record of a newer version: both stay as they were, and the log says so."""
     async with site(process, "d") as here, here.leading() as (loop, _):
         await here.want(model())
         await until(lambda: here.serving() == 2, "two that serve")
         await here.rests()
-        for key in (wish_key("d", "m"), node_key("d", "n0"), wish_key("d", "new")):
+        for key in (desired_key("d", "m"), node_key("d", "n0"), desired_key("d", "new")):
             await here.store.put(key, b'{"newer": 1}', BOUND_S)
         told = "taken for unchanged"
 
@@ -218,7 +216,7 @@ async def test_what_cannot_be_read_changes_nothing(process: StoreProcess, caplog
             return sum(told in record.message for record in caplog.records) >= 3
 
         await until(looked_at, "all to be looked at", every_s=0.1)
-        await here.store.delete(wish_key("d", "new"), BOUND_S)
+        await here.store.delete(desired_key("d", "new"), BOUND_S)
         await until(lambda: not loop._feed.controller._unread, "that to be seen")
         assert here.serving() == 2
         assert loop._begun == 1
@@ -229,17 +227,17 @@ async def test_a_book_that_cannot_be_read_stops_everything_where_it_is(
 ) -> None:
     """Whoever wrote it knows what it means."""
     async with site(process, "d") as here:
-        await here.store.put(book_key("d"), b"[]", BOUND_S)
+        await here.store.put(fleet_key("d"), b"[]", BOUND_S)
         await here.want(model())
         async with here.leading():
             await until(lambda: any("everything stays" in one.message for one in caplog.records), "a word in the log")
-        assert await here.store.get(book_key("d"), BOUND_S) == b"[]"
+        assert await here.store.get(fleet_key("d"), BOUND_S) == b"[]"
         assert here.placed() == []
 
 
 async def test_a_held_request_brings_one_up(process: StoreProcess) -> None:
-    """Where the number is scaling's: one is wanted, and written into the wish. Where a person said none, the book says
-    why nobody comes."""
+    """Where the number is scaling's: one is wanted, and written into the desired model. Where a person said none, the
+    record says why nobody comes."""
     async with site(process, "d") as here, here.leading():
         await here.want(model(wanted=0), Scaling())
         await here.want(model("said", wanted=0))
@@ -251,12 +249,12 @@ async def test_a_held_request_brings_one_up(process: StoreProcess) -> None:
         assert (await here.wanted("m"), await here.wanted("said")) == (1, 0)
 
         async def told() -> bool:
-            return (await here.book()).unmet == {"said": WAITED_FOR}
+            return (await here.record()).unmet == {"said": WAITED_FOR}
 
         await until(told, "a word on the other")
 
 
-def test_who_waited_before_there_was_a_wish_counts() -> None:
+def test_requests_that_waited_before_the_model_was_desired_count() -> None:
     """A report is not said again while nothing in it changes."""
     feed = fleet_feed.FleetFeed("d", "k")
     report = ReportRecord(name="f", at_unix_s=1.0, demand={"served-m": Demand(2, 1.0)})
@@ -264,10 +262,10 @@ def test_who_waited_before_there_was_a_wish_counts() -> None:
     feed.begin({}, 10.0)
     feed.feed(values, 10.0)
     assert feed.controller.is_idle
-    values[wish_key("d", "m")] = msgspec.json.encode(wish(model(wanted=0), Scaling()))
+    values[desired_key("d", "m")] = msgspec.json.encode(desired_model(model(wanted=0), Scaling()))
     feed.feed(values, 11.0)
     assert feed.controller._view.demand == {"m": Demand(2, 1.0)}
-    feed.feed({wish_key("d", "m"): values[wish_key("d", "m")]}, 12.0)
+    feed.feed({desired_key("d", "m"): values[desired_key("d", "m")]}, 12.0)
     assert feed.controller._view.demand == {}
 
 
@@ -280,7 +278,7 @@ async def test_what_a_fleet_does_is_counted_and_told(process: StoreProcess, capl
         await here.want(model(wanted=1))
 
         async def failed() -> bool:
-            return bool((await here.book()).tries)
+            return bool((await here.record()).tries)
 
         await until(failed, "a failure")
         here.agents[0].fails = False
@@ -312,17 +310,17 @@ def family_labels(labels: dict[str, str]) -> list[str]:
 
 
 async def test_who_lost_the_lock_writes_nothing_more(process: StoreProcess) -> None:
-    """It ends by itself, and the next one does what is wished for."""
+    """It ends by itself, and the next one does what is desired."""
     lost = asyncio.Event()
     async with site(process, "d") as here, here.leading(lost=lost) as (loop, _):
         await until(lambda: len(loop._feed.controller._view.nodes) == 2, "both nodes to be seen")
         lost.set()
         await here.want(model())
         await until(lambda: here.leaders[0].done(), "its end")
-        assert await here.book() == Book()
+        assert await here.record() == FleetRecord()
         async with here.leading():
             await until(lambda: here.serving() == 2, "two that serve")
-            assert (await here.book()).by.startswith("control-2/")
+            assert (await here.record()).by.startswith("control-2/")
 
 
 def test_what_workers_carry_is_summed_by_model() -> None:
@@ -345,4 +343,4 @@ def test_what_workers_carry_is_summed_by_model() -> None:
             worker("c", None),
         ]
     )
-    assert found == {"a": Load(4, 0.5), "b": Load(1, 0.0)}
+    assert found == {"a": ModelLoad(4, 0.5), "b": ModelLoad(1, 0.0)}

@@ -11,9 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.fleet.actions import Action, Verb, replica_name
-from holdfast.fleet.agent import House, Move, Remove, Sight, Start, Turn, node_of, step
+from holdfast.fleet.agent import (
+    AgentResult,
+    LocalReplica,
+    MoveReplica,
+    ObservedProcesses,
+    RemoveReplica,
+    StartReplica,
+    node_of,
+    step,
+)
 from holdfast.fleet.desired import Level
-from holdfast.fleet.observed import Phase, Replica
+from holdfast.fleet.observed import Replica, ReplicaPhase
 from holdfast.fleet.records import Orders
 from holdfast.fleet.room import HOST
 from tests.rigs.transcripts import must_go_as_written, stories
@@ -24,7 +33,7 @@ FOUND = Replica(
     model="chat",
     serial=1,
     node="n",
-    phase=Phase.PROVISIONING,
+    phase=ReplicaPhase.PROVISIONING,
     devices=("host-1",),
     device_bytes=100,
     host_bytes=80,
@@ -66,25 +75,25 @@ def orders_of(words: list[str]) -> Orders:
     return Orders(actions=actions, overdue=late)
 
 
-def sight_of(words: list[str]) -> Sight:
-    """Return what is seen: words of SEEN, `running=3`, `trouble=WHY`, `wrong=ORDER:WHY`."""
+def processes_of(words: list[str]) -> ObservedProcesses:
+    """Return what is seen: words of SEEN, `running=3`, `fatal=WHY`, `failed_move=ORDER:WHY`."""
     fields: dict[str, object] = {}
     for word in words:
         name, _, value = word.partition("=")
         if name == "running":
             fields["running"] = int(value)
         elif name == "trouble":
-            fields["trouble"] = value.replace("-", " ")
+            fields["fatal"] = value.replace("-", " ")
         elif name == "wrong":
             failed, _, why = value.partition(":")
-            fields["wrong"] = (ACTIONS[failed].id, why.replace("-", " "))
+            fields["failed_move"] = (ACTIONS[failed].id, why.replace("-", " "))
         else:
             fields |= SEEN[name]
-    return Sight(is_there=True, **fields)  # type: ignore[arg-type]
+    return ObservedProcesses(exists=True, **fields)  # type: ignore[arg-type]
 
 
-def leases(one: Turn) -> tuple[int, int]:
-    node = node_of("n", TOTALS, one.houses)
+def leases(one: AgentResult) -> tuple[int, int]:
+    node = node_of("n", TOTALS, one.replicas)
     return node.devices["host-1"].leases.get(NAME, 0), node.host.leases.get(NAME, 0)
 
 
@@ -92,31 +101,31 @@ class Story:
     """One replica on a node. `> 3 drain; serves running=2`: at that time, with those orders, that is seen of it."""
 
     def __init__(self) -> None:
-        self.houses: dict[str, House] = {}
+        self.replicas: dict[str, LocalReplica] = {}
 
     def play(self, command: str) -> list[str]:
         if command in ("begin", "another agent"):
-            self.houses = {}
+            self.replicas = {}
             return []
         said, _, seen = command.partition(";")
         at, *words = said.split()
-        sights = {} if seen.strip() == "nothing" else {NAME: sight_of(seen.split())}
-        turn = step(self.houses, orders_of(words), sights, float(at))
-        self.houses = turn.houses
-        lines = [self._deed(one) for one in turn.deeds]
-        lines += [f"r{house.replica.serial}: {self._state(house.replica)}" for house in turn.houses.values()]
-        device, host = leases(turn)
+        observed = {} if seen.strip() == "nothing" else {NAME: processes_of(seen.split())}
+        result = step(self.replicas, orders_of(words), observed, float(at))
+        self.replicas = result.replicas
+        lines = [self._action(one) for one in result.actions]
+        lines += [f"r{local.replica.serial}: {self._state(local.replica)}" for local in result.replicas.values()]
+        device, host = leases(result)
         lines += [f"memory: {device} on its device, {host} in its host"] if device or host else []
-        lines += [f"answer to {name}: {why or 'done'}" for name, why in turn.answers.items()]
+        lines += [f"answer to {name}: {why or 'done'}" for name, why in result.answers.items()]
         return [f"  {at:>4}  {line}" for line in lines or ["nothing"]]
 
-    def _deed(self, deed: Start | Remove | Move) -> str:
-        match deed:
-            case Start(action):
-                return f"(start {action.id})"
-            case Move(action, to):
-                return f"(move to {to.word} for {action.id})"
-        return f"(remove {deed.name})"
+    def _action(self, action: StartReplica | RemoveReplica | MoveReplica) -> str:
+        match action:
+            case StartReplica(order):
+                return f"(start {order.id})"
+            case MoveReplica(order, to):
+                return f"(move to {to.word} for {order.id})"
+        return f"(remove {action.name})"
 
     def _state(self, one: Replica) -> str:
         words = [f"{one.level.word} {one.phase}", f"turn {one.turn}", f"since {one.since_s:g}"]
@@ -141,29 +150,29 @@ ORDERS = st.lists(st.sampled_from([PLACE, DRAIN, STOP]), unique_by=lambda one: o
 def test_whatever_is_asked_and_happens(moments: list[tuple[list[Action], bool, bool, bool]]) -> None:
     """Processes are there from when they are started until they are removed or killed; agents may forget
     everything. None is started that is there or is to be stopped, and what is there counts."""
-    houses: dict[str, House] = {}
+    replicas: dict[str, LocalReplica] = {}
     there = False
     for now_s, (actions, forgets, dies, serves) in enumerate(moments, 1):
-        houses = {} if forgets else houses
+        replicas = {} if forgets else replicas
         there = there and not dies
-        sight = {NAME: Sight(is_there=True, serves=serves, replica=FOUND)} if there else {}
-        one = step(houses, Orders(actions=tuple(actions)), sight, float(now_s))
-        houses = one.houses
+        processes = {NAME: ObservedProcesses(exists=True, serves=serves, replica=FOUND)} if there else {}
+        one = step(replicas, Orders(actions=tuple(actions)), processes, float(now_s))
+        replicas = one.replicas
         if there:
-            assert node_of("n", {"host-1": 500}, houses).devices["host-1"].leases == {NAME: 100}
-        for deed in one.deeds:
-            match deed:
-                case Start():
+            assert node_of("n", {"host-1": 500}, replicas).devices["host-1"].leases == {NAME: 100}
+        for action in one.actions:
+            match action:
+                case StartReplica():
                     assert not there
                     assert STOP not in actions
                     assert PLACE in actions
                     there = True
-                case Remove():
-                    assert (there and STOP in actions) or houses[NAME].leaves
+                case RemoveReplica():
+                    assert (there and STOP in actions) or replicas[NAME].stopping
                     there = False
         if one.answers.get(STOP.id) == "":
             assert not there
-            assert NAME not in houses
+            assert NAME not in replicas
 
 
 MOVES = st.lists(st.sampled_from([DEMOTE, PROMOTE, DRAIN, STOP]), unique_by=lambda one: one.id)
@@ -173,7 +182,7 @@ MOVES = st.lists(st.sampled_from([DEMOTE, PROMOTE, DRAIN, STOP]), unique_by=lamb
 def test_memory_is_counted_wherever_it_is(moments: list[tuple[list[Action], str]]) -> None:
     """Whatever is asked, agents forget, vaults say nothing or lose what they had, moves are done or not: what is on a
     device or in host memory is counted there, and one that has lost its weights leaves."""
-    seen = Sight(is_there=True, serves=True, in_host=False, replica=FOUND)
+    seen = ObservedProcesses(exists=True, serves=True, in_host=False, replica=FOUND)
     one = step({}, Orders(), {NAME: seen}, 1.0)
     where, moving = "device", False
     for now_s, (actions, happens) in enumerate(moments, 2):
@@ -181,13 +190,16 @@ def test_memory_is_counted_wherever_it_is(moments: list[tuple[list[Action], str]
             where = "host" if where == "device" else "device"
         lost = happens == "lost" and where == "host"
         known = None if happens == "silent" else where == "host"
-        sight = Sight(is_there=True, in_host=known, trouble="lost" if lost else "", replica=FOUND)
-        houses = {} if happens == "forgets" else one.houses
-        one = step(houses, Orders(actions=tuple(actions)), {NAME: sight}, float(now_s))
+        processes = ObservedProcesses(exists=True, in_host=known, fatal="lost" if lost else "", replica=FOUND)
+        replicas = {} if happens == "forgets" else one.replicas
+        one = step(replicas, Orders(actions=tuple(actions)), {NAME: processes}, float(now_s))
         device, host = leases(one)
         assert device == 100 or (where == "host" and device == 0)
         assert host == 80 or where == "device" or known is None
-        moving = any(isinstance(deed, Move) and (deed.to is Level.WARM) is (where == "device") for deed in one.deeds)
-        if Remove(NAME) in one.deeds:
-            assert STOP in actions or lost or one.houses[NAME].is_leaving
+        moving = any(
+            isinstance(action, MoveReplica) and (action.to is Level.WARM) is (where == "device")
+            for action in one.actions
+        )
+        if RemoveReplica(NAME) in one.actions:
+            assert STOP in actions or lost or one.replicas[NAME].is_leaving
             return

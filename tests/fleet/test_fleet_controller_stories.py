@@ -12,11 +12,11 @@ import msgspec
 
 from holdfast.fleet.actions import Tries
 from holdfast.fleet.desired import Level
-from holdfast.fleet.records import Book, Orders
+from holdfast.fleet.records import FleetRecord, Orders
 from holdfast.fleet.room import HOST
 from holdfast.fleet.scaling import Scaling
 from tests.rigs.transcripts import must_go_as_written, stories
-from tests.rigs.worlds.fleet_controllers import BOOK, NODES, ORDERS, ControllersWorld, Keeper, Overtaken, model
+from tests.rigs.worlds.fleet_controllers import NODES, ORDERS, RECORD, ControllersWorld, Keeper, Overtaken, model
 from tests.rigs.worlds.fleet_node import Machine
 
 WRITES_MAX = 50
@@ -46,7 +46,7 @@ class Story:
     def hear(self) -> None:
         """Tell what controllers told people."""
         for keeper in self.place.keepers:
-            for one in keeper.controller.take_told():
+            for one in keeper.controller.take_events():
                 self.say(f"{one.what}: {one.text.replace('ModelActor:', '')}")
 
     # -- what there is
@@ -71,11 +71,11 @@ class Story:
         self.place.unwant(key)
 
     def do_unread(self, key: str) -> None:
-        """The wish stands in the store, and cannot be read."""
-        self.place.keepers[-1].controller.wish_unread(key)
+        """The desired model is in the store, and cannot be read."""
+        self.place.keepers[-1].controller.desired_unreadable(key)
 
-    def do_unwished(self, key: str) -> None:
-        self.place.keepers[-1].controller.wish(key, None)
+    def do_removed(self, key: str) -> None:
+        self.place.keepers[-1].controller.set_desired(key, None)
 
     def do_ask(self, key: str, count: str) -> None:
         self.place.ask_for(key, int(count))
@@ -86,9 +86,9 @@ class Story:
         self.place.tell(self.place.agents[node])
 
     def do_ahead(self, subject: str, seconds: str) -> None:
-        """A failure stands in the book by a clock that was ahead."""
+        """A failure stands in the record by a clock that was ahead."""
         tries = {subject: Tries(1, self.place.now_s + float(seconds))}
-        self.place.shelf.values[BOOK] = msgspec.json.encode(Book(tries=tries))
+        self.place.shelf.values[RECORD] = msgspec.json.encode(FleetRecord(tries=tries))
 
     def do_store(self, *words: str) -> None:
         """`forgets nodes`: their records were leased. `forgets all but nodes`: it is another store."""
@@ -120,20 +120,20 @@ class Story:
             self.say(f"overtaken at {error}")
             return False
         for key, value in self.place.shelf.values.items():
-            if key.startswith((BOOK, ORDERS)) and before.get(key) != value:
+            if key.startswith((RECORD, ORDERS)) and before.get(key) != value:
                 self.say(f"wrote {self._written(key)}")
         return busy
 
     def _written(self, key: str) -> str:
-        if key == BOOK:
-            return f"{key}: {self._book()}"
+        if key == RECORD:
+            return f"{key}: {self._record()}"
         found = self.place.shelf.read(key, Orders) or Orders()
         return f"{key} by {found.by}: {self._orders(found)}"
 
     def _stands(self, word: str) -> bool:
         shelf = self.place.shelf
         if word == "serial":
-            return bool((shelf.read(BOOK, Book) or Book()).serials)
+            return bool((shelf.read(RECORD, FleetRecord) or FleetRecord()).serials)
         orders = shelf.under(ORDERS, Orders)
         return any(one.verb == word or node == word for node, found in orders.items() for one in found.actions)
 
@@ -185,9 +185,9 @@ class Story:
             there = [f"{short(name)} {one.level.word} {one.phase}" for name, one in bodies]
             found = self.place.shelf.read(ORDERS + node, Orders)
             self.say(f"{node}: {', '.join(there) or 'empty'}; asked: {'-' if found is None else self._orders(found)}")
-        for key, wish in self.place.models.items():
-            self.say(f"{key}: {self.place.hot(key)} of {wish.wanted} serve, generation {wish.generation}")
-        self.say(f"book: {self._book()}")
+        for key, desired in self.place.models.items():
+            self.say(f"{key}: {self.place.hot(key)} of {desired.wanted} serve, generation {desired.generation}")
+        self.say(f"record: {self._record()}")
         for keeper in self.place.keepers:
             due_s = keeper.controller.next_deadline_s()
             self.say(f"due: {'-' if due_s is None else f'{due_s - 1000.0:g}'}")
@@ -196,8 +196,8 @@ class Story:
         late = {one.id: " (overdue)" for one in found.actions if one.id in found.overdue}
         return ", ".join(f"{one.verb} {short(one.name)}{late.get(one.id, '')}" for one in found.actions) or "none"
 
-    def _book(self) -> str:
-        found = self.place.shelf.read(BOOK, Book) or Book()
+    def _record(self) -> str:
+        found = self.place.shelf.read(RECORD, FleetRecord) or FleetRecord()
         tries = {subject: one.failed for subject, one in found.tries.items()}
         parts: Mapping[str, object] = {"by": found.by, "serials": found.serials, "tries": tries, "idle": found.idle}
         parts = {**parts, "unmet": found.unmet, "hopeless": found.hopeless, "lost": found.lost, "whys": found.whys}

@@ -1,4 +1,4 @@
-"""A wish for a model is checked as it is made, and says everything that is wrong with it."""
+"""A desired model is checked as it is made, and says everything that is wrong with it."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_what_cannot_be_is_said(fields: dict[str, object], told: str) -> None:
 
 def test_everything_that_is_wrong_is_said_at_once() -> None:
     """Nobody mends one field to hear of the next; also where it is read from the store."""
-    wish = b'{"key": "a", "device_bytes": 0, "wanted": 9}'
+    desired = b'{"key": "a", "device_bytes": 0, "wanted": 9}'
     with pytest.raises(msgspec.ValidationError, match=r"wanted is 9.*device_bytes is 0"):
-        msgspec.json.decode(wish, type=Model)
+        msgspec.json.decode(desired, type=Model)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_floor_says_how_far_the_first_ones_fall(floor: Level, hot: int, kept: 
     assert (model.hot, model.kept) == (hot, kept)
 
 
-def test_a_wish_is_written_and_read() -> None:
-    """What the store has is what was wished."""
+def test_a_model_is_written_and_read() -> None:
+    """What is read is what was written."""
     model = Model(key="a", nodes=frozenset({"n"}), floor=Level.WARM, device_bytes=5, host_bytes=3)
     assert msgspec.json.decode(msgspec.json.encode(model), type=Model) == model

@@ -2,7 +2,7 @@
 replicas come and go, agents are late and fail. Then it is quiet, and all must come to rest.
 
 What must never be is asserted by the machines (`tests/rigs/worlds/fleet_node.py`) and by the shelf: a vault over its
-bytes, a name that is started twice, work that is cut short, a serial that no book knew, a replica told to leave that
+bytes, a name that is started twice, work that is cut short, a serial that no record knew, a replica told to leave that
 gets new work.
 """
 
@@ -14,13 +14,13 @@ from collections.abc import Mapping
 import pytest
 from msgspec import structs
 
-from holdfast.fleet import hearing
+from holdfast.fleet import planner
 from holdfast.fleet.desired import Level, Model
-from holdfast.fleet.hearing import GRACE_S
-from holdfast.fleet.records import Book
+from holdfast.fleet.planner import GRACE_S
+from holdfast.fleet.records import FleetRecord
 from holdfast.fleet.scaling import Scaling
-from holdfast.fleet.view import View
-from tests.rigs.worlds.fleet_controllers import BOOK, NODES, ControllersWorld, Keeper, Overtaken
+from holdfast.fleet.view import FleetView
+from tests.rigs.worlds.fleet_controllers import NODES, RECORD, ControllersWorld, Keeper, Overtaken
 from tests.rigs.worlds.fleet_storms import Storm
 
 SEED = int(os.environ.get("HOLDFAST_TEST_SEED", "0")) % 1_000_000
@@ -92,10 +92,10 @@ class Weather(Storm):
         for name in self.world.machines:
             self.world.shelf.values.pop(NODES + name, None)
         for keeper in self.world.keepers:
-            keeper.hear(self.world.now_s)
+            keeper.read_changes(self.world.now_s)
         self.world.now_s += self.rng.choice((0.0, 30.0))
         for keeper in self.world.keepers:
-            keeper.controller.away(self.world.now_s)
+            keeper.controller.on_store_back(self.world.now_s)
 
     # -- then it is quiet
 
@@ -124,12 +124,12 @@ class Weather(Storm):
         return max(now_s + 0.1, min(due, default=now_s + GRACE_S))
 
     @property
-    def view(self) -> View:
+    def view(self) -> FleetView:
         return self.world.keepers[-1].controller._view
 
     @property
     def unmet(self) -> Mapping[str, str]:
-        return (self.world.shelf.read(BOOK, Book) or Book()).unmet
+        return (self.world.shelf.read(RECORD, FleetRecord) or FleetRecord()).unmet
 
     def is_at_rest(self) -> bool:
         now_s, scaled = self.world.now_s, self.world.keepers[-1].controller._scaled
@@ -141,7 +141,7 @@ class Weather(Storm):
         super().check(model)
 
 
-Weather.events = ["crash", "reboot", "away", "back", "store", "new_node", "wish", "scale", "unwish"]
+Weather.events = ["crash", "reboot", "away", "back", "store", "new_node", "deploy", "scale", "remove"]
 Weather.events += ["crash", "back", "scale"]  # more often than the others
 
 
@@ -150,7 +150,7 @@ def test_whatever_befalls_controllers_their_fleet_comes_to_be(part: int, monkeyp
     """Nothing is started twice, no vault is over its bytes, no work is cut short; and at rest, with what is wanted as
     far as there is room, when one controller is left. In half of them nodes are forgotten, and come back."""
     deaths = 0
-    monkeypatch.setattr(hearing, "FORGET_S", FORGET_S if part % 2 else hearing.FORGET_S)
+    monkeypatch.setattr(planner, "FORGET_S", FORGET_S if part % 2 else planner.FORGET_S)
     for number in range(EACH):
         seed = SEED + part * EACH + number
         weather = Weather(seed)

@@ -54,7 +54,7 @@ class FleetModel(RuleBasedStateMachine):
         for key in list(self.world.models):
             self.world.unwant(key)
         for name in list(self.world.machines):
-            self.world.planner.view.forget(name)
+            self.world.planner.view.remove_node(name)
             del self.world.machines[name]
         self.late: list[Action] = []
 
@@ -111,7 +111,7 @@ class FleetModel(RuleBasedStateMachine):
                 machine.up = False
                 machine.reboot()
             if noticed:
-                self.world.planner.view.lose(name)
+                self.world.planner.view.mark_lost(name)
 
     @rule()
     def back(self) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.fleet.desired import Level, Model
-from holdfast.fleet.scaling import Scaled, Scaling, Signs, bounds, next_deadline_s, step
+from holdfast.fleet.scaling import Scaling, ScalingState, Signals, bounds, next_deadline_s, step
 
 MODEL = Model(key="a", replicas_max=4, device_bytes=1)
 RULES = Scaling()
@@ -19,14 +19,14 @@ class Load:
     """A model under a load that a test sets, stepped every second; whoever is wanted is ready a second later."""
 
     def __init__(self, wanted: int = 1, model: Model = MODEL, rules: Scaling = RULES) -> None:
-        self.state, self.model, self.rules, self.now_s = Scaled(wanted=wanted), model, rules, 1000.0
+        self.state, self.model, self.rules, self.now_s = ScalingState(wanted=wanted), model, rules, 1000.0
         self.changes: list[tuple[float, int]] = []
 
     def last(self, seconds: int, **signs: float) -> list[tuple[float, int]]:
         """The changes, with the time since its beginning."""
         began_s, found = self.now_s, []
         for _ in range(seconds):
-            seen = Signs(**{"ready": self.state.wanted, **signs})
+            seen = Signals(**{"ready": self.state.wanted, **signs})
             after = step(self.state, self.model, self.rules, seen, self.now_s)
             if after.wanted != self.state.wanted:
                 found.append((self.now_s - began_s, after.wanted))
@@ -137,7 +137,7 @@ def test_a_budget_for_none_wants_none_though_a_request_is_held() -> None:
 
 
 SIGNS = st.builds(
-    Signs,
+    Signals,
     waiting=st.integers(0, 3),
     wait_s=st.sampled_from([0.0, 1.0, 9.0]),
     running=st.integers(0, 3),
@@ -148,10 +148,10 @@ RUN = st.lists(st.tuples(SIGNS, st.sampled_from([0.5, 2.0, 40.0, 400.0])), max_s
 
 
 @given(RUN, st.booleans())
-def test_whatever_is_seen_the_promises_hold(run: list[tuple[Signs, float]], kept: bool) -> None:
+def test_whatever_is_seen_the_promises_hold(run: list[tuple[Signals, float]], kept: bool) -> None:
     """Within bounds; one step at a time; to none only when nothing waits or runs; up and down no sooner than said."""
     model = msgspec.structs.replace(MODEL, floor=Level.HOT, replicas_min=1) if kept else MODEL
-    state, now_s, least = Scaled(wanted=1), 1000.0, int(kept)
+    state, now_s, least = ScalingState(wanted=1), 1000.0, int(kept)
     for signs, seconds in run:
         now_s += seconds
         after = step(state, model, RULES, signs, now_s)
@@ -163,14 +163,14 @@ def test_whatever_is_seen_the_promises_hold(run: list[tuple[Signs, float]], kept
             assert now_s - state.stepped_s >= RULES.step_down_s
         if after.wanted == 0 < state.wanted:
             assert signs.waiting == signs.running == 0
-        assert msgspec.json.decode(msgspec.json.encode(after), type=Scaled) == after
+        assert msgspec.json.decode(msgspec.json.encode(after), type=ScalingState) == after
         state = after
 
 
 @given(RUN)
-def test_it_says_when_to_look_again(run: list[tuple[Signs, float]]) -> None:
+def test_it_says_when_to_look_again(run: list[tuple[Signals, float]]) -> None:
     """Under signs that do not change, nothing changes before the deadline that it told."""
-    state, now_s = Scaled(wanted=2), 1000.0
+    state, now_s = ScalingState(wanted=2), 1000.0
     for signs, seconds in run:
         now_s += seconds
         state = step(state, MODEL, RULES, signs, now_s)
@@ -183,15 +183,15 @@ def test_it_says_when_to_look_again(run: list[tuple[Signs, float]]) -> None:
 @pytest.mark.parametrize(
     ("state", "due_s"),
     [
-        (Scaled(wanted=1), None),
-        (Scaled(wanted=1, short_since_s=1000.0), 1003.0),
-        (Scaled(wanted=1, short_since_s=1000.0, stepped_s=990.0), 1020.0),
-        (Scaled(wanted=2, ample_since_s=1000.0, stepped_s=990.0), 1060.0),
-        (Scaled(wanted=2, ample_since_s=1000.0, quiet_since_s=700.0), 1000.0),
-        (Scaled(wanted=0, quiet_since_s=700.0), None),
+        (ScalingState(wanted=1), None),
+        (ScalingState(wanted=1, short_since_s=1000.0), 1003.0),
+        (ScalingState(wanted=1, short_since_s=1000.0, stepped_s=990.0), 1020.0),
+        (ScalingState(wanted=2, ample_since_s=1000.0, stepped_s=990.0), 1060.0),
+        (ScalingState(wanted=2, ample_since_s=1000.0, quiet_since_s=700.0), 1000.0),
+        (ScalingState(wanted=0, quiet_since_s=700.0), None),
     ],
     ids=["no sign", "too few", "too few, just after a step", "too many", "nothing is asked for", "there is nobody"],
 )
-def test_when_to_look_again(state: Scaled, due_s: float | None) -> None:
+def test_when_to_look_again(state: ScalingState, due_s: float | None) -> None:
     """As soon as a sign has lasted, and the last step is long enough ago: no sooner, so that nobody looks in vain."""
     assert next_deadline_s(state, RULES) == due_s

@@ -109,7 +109,7 @@ class Story:
 
     def do_lose(self, node: str) -> None:
         self.world.machines[node].near = False
-        self.world.planner.view.lose(node)
+        self.world.planner.view.mark_lost(node)
 
     def do_back(self, node: str) -> None:
         self.world.machines[node].near = self.world.machines[node].changed = True

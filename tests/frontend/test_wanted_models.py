@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from holdfast.core.tasks import beside
-from holdfast.fleet.records import Book, book_key
+from holdfast.fleet.records import FleetRecord, fleet_key
 from holdfast.frontend.process import _follow_fleet
 from holdfast.frontend.wanted_models import WANTED_MAX, WantedModels, models_of
 from holdfast.store.contract import Deleted, Put, Snapshot
@@ -82,7 +82,7 @@ def test_there_is_a_bound() -> None:
 
 
 async def test_who_leaves_is_heard_of_and_what_cannot_be_read_changes_nothing(tmp_path: Path) -> None:
-    """By the whole book of its own deployment, each time it is written; none, once it is gone."""
+    """By the whole record of its own deployment, each time it is written; none, once it is gone."""
     heard: list[tuple[str, tuple[str, ...], str]] = []
     weights = SimpleNamespace(set_idle=lambda deployment, names, by: heard.append((deployment, tuple(names), by)))
     roster = cast(Roster, SimpleNamespace(weights=weights))
@@ -90,13 +90,13 @@ async def test_who_leaves_is_heard_of_and_what_cannot_be_read_changes_nothing(tm
     async with served_store(tmp_path) as (store,), beside(_follow_fleet(store, "d", roster, wanted), "fleet"):
         await until(lambda: heard, "the first word")
         for key, value in (
-            (book_key("d-more"), msgspec.json.encode(Book(idle=("d-more-m-1",)))),
-            (book_key("d"), b"[]"),
-            (book_key("d"), msgspec.json.encode(Book(idle=("d-m-1", "d-m-2")))),
+            (fleet_key("d-more"), msgspec.json.encode(FleetRecord(idle=("d-more-m-1",)))),
+            (fleet_key("d"), b"[]"),
+            (fleet_key("d"), msgspec.json.encode(FleetRecord(idle=("d-m-1", "d-m-2")))),
         ):
             await store.put(key, value, BOUND_S)
-        await until(lambda: len(heard) == 2, "the book")
-        await store.delete(book_key("d"), BOUND_S)
+        await until(lambda: len(heard) == 2, "the record")
+        await store.delete(fleet_key("d"), BOUND_S)
         await until(lambda: len(heard) == 3, "its end")
     assert heard == [("d", (), "fleet"), ("d", ("d-m-1", "d-m-2"), "fleet"), ("d", (), "fleet")]
 
@@ -105,15 +105,15 @@ def test_why_a_model_does_not_come_is_known_by_its_name_whatever_is_heard_first(
     """Waiting requests look again when it is news, and only then; another deployment may yet bring the model."""
     directory, news = ModelDirectory(random.Random(1), 1), list[str]()
     first, second = (WantedModels(one, directory, lambda one=one: news.append(one)) for one in ("d", "e"))
-    book = Book(unmet={"k": "no room", "other": "failed"}, hopeless=("k",))
-    first.on_fleet_record(book)
+    missing = FleetRecord(unmet={"k": "no room", "other": "failed"}, hopeless=("k",))
+    first.on_fleet_record(missing)
     assert (directory.missing("m"), news) == (NOT_KNOWN, [])
     first.on_store_event(Put(models_of("d") + "k", record("m")))
     assert (directory.missing("m"), news) == (MissingWorkers("no room", True), ["d"])
-    first.on_fleet_record(book)
+    first.on_fleet_record(missing)
     assert news == ["d"]
     second.on_store_event(Put(models_of("e") + "k", record("m")))
     assert not directory.missing("m").unplaceable
     second.on_store_event(Deleted(models_of("e") + "k"))
-    first.on_fleet_record(Book())
+    first.on_fleet_record(FleetRecord())
     assert directory.missing("m") == NOT_KNOWN

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from holdfast.fleet.actions import Verb
-from holdfast.fleet.records import ask, scaled
+from holdfast.fleet.desired_changes import scale_to, update_desired
 from holdfast.testing.processes import freeze
 from holdfast.testing.waiting import in_thread, until
 from tests.rigs.fleet.clients import Crowd
@@ -33,8 +33,8 @@ REFERENCE = (*SIM, "--vault-gib", "0.05", "--memory-gib", "0.08", "--sim-tpot-ms
 
 @pytest.mark.long
 def test_controls_die_at_every_step_and_two_decide_at_once() -> None:
-    """Each step of a placement: the wish is written, the order is, the replica is being started. And with a rival that
-    has another lock. Then half of it is lost with its node, for which there is room elsewhere."""
+    """Each step of a placement: the desired model is written, the order is, the replica is being started. And with a
+    rival that has another lock. Then half of it is lost with its node, for which there is room elsewhere."""
     with FleetRig("--controls", "2", nodes=2) as fleet:
         fleet.told("deploy", "chat", *CHAT, "--wanted", "0", "--max", "4")
         asyncio.run(_controls(fleet))
@@ -49,7 +49,7 @@ async def _controls(fleet: FleetRig) -> None:
         ]
         pids: dict[str, int] = {}
         for count, is_there in enumerate(steps, 1):
-            await ask(watch.store, "local", "chat", scaled("chat", count))
+            await update_desired(watch.store, "local", "chat", scale_to("chat", count))
             await until(lambda: is_there(count), f"step {count}", BOUND_S)  # noqa: B023 - it is over before the next
             _kill_controls(fleet)
             await watch.until_hot("chat", count)
@@ -65,7 +65,7 @@ async def _controls(fleet: FleetRig) -> None:
         process = fleet.start("rival", rival)
         await until(lambda: fleet.record("rival").get("state") == "ready", "a rival that leads, too", BOUND_S)
         async with crowd.asking(2, lambda number: _asked(crowd, number)):
-            await ask(watch.store, "local", "chat", scaled("chat", 4))
+            await update_desired(watch.store, "local", "chat", scale_to("chat", 4))
             await watch.until_hot("chat", 4)
         assert not [one for one in crowd.asked if one.lost or one.wrong]
         now = fleet.engine_pids()

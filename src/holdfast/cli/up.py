@@ -13,7 +13,7 @@ from msgspec import structs
 from holdfast import __version__
 from holdfast.cli.api_keys import first_key
 from holdfast.cli.checks import check_engine, check_machine, check_store, made, own, settle_port
-from holdfast.cli.fleet.manifest import wish_for
+from holdfast.cli.fleet.manifest import deploy_all
 from holdfast.cli.fleet.written import ModelText
 from holdfast.cli.keeping import keep, taken_lock
 from holdfast.cli.screen import Screen, chat_command, open_warning, show_up, works
@@ -160,7 +160,7 @@ class PlannedStartUp:
         )
         if self.models and not lack:
             store = next(one.store for one in self.kept.start.launches if isinstance(one, StoredLaunch))
-            for line in await wish_for(store, spec.name, self.models):
+            for line in await deploy_all(store, spec.name, self.models):
                 self.screen.line(line)
 
 

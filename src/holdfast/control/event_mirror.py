@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from holdfast.control.redis_stream import Overwritten, RedisStream, RedisUnavailable
 from holdfast.core.backoff import Backoff
 from holdfast.core.tasks import beside, done_within, first
-from holdfast.fleet.events import Change, Fact, Kind, Outages, Reader, changes, gap, outlasting
+from holdfast.fleet.events import EventKind, Fact, FactChange, FactReader, StoreOutages, changes, gap, keep_leased
 from holdfast.store.contract import Store
 from holdfast.store.mirror import Mirror
 from holdfast.wire import metrics
@@ -40,7 +40,7 @@ class EventMetrics:
 
     def __init__(self) -> None:
         self.on = False  # True: --redis was given
-        self.sent = Counter[Kind]()
+        self.sent = Counter[EventKind]()
         self.dropped = 0
         self.failed = 0  # failed calls of Redis
         self.waiting = 0
@@ -49,7 +49,7 @@ class EventMetrics:
     def families(self) -> list[metrics.Metric]:
         if not self.on:
             return []
-        sent = {(kind.value,): float(self.sent[kind]) for kind in Kind}
+        sent = {(kind.value,): float(self.sent[kind]) for kind in EventKind}
         text = "events that Redis did not take in time, and that are not told any more"
         return [
             metrics.counter("holdfast_events_told", "events that Redis has taken", ("event",), sent),
@@ -84,9 +84,9 @@ class EventMirror:
         self._unix_s = unix_s
         self._backoff = Backoff(rng)
         self._kept_max, self._read_s, self._look_s = kept_max, read_s, look_s
-        self._reader = Reader(deployment)
+        self._reader = FactReader(deployment)
         self._facts: dict[str, Fact] = {}  # as they were last read
-        self._waiting = deque[Change]()
+        self._waiting = deque[FactChange]()
         self._news = asyncio.Event()
         self._begun = asyncio.Event()  # the store was read
         self._dropped = 0  # events dropped and not yet reported as a gap
@@ -123,13 +123,13 @@ class EventMirror:
     # -- from the store
 
     async def _read(self, mirror: Mirror) -> None:
-        loop, outages = asyncio.get_running_loop(), Outages()
+        loop, outages = asyncio.get_running_loop(), StoreOutages()
         await mirror.whole.wait()
         while True:
             left_s = outages.left_s(mirror.outages, loop.time())
             if not mirror.away:
                 facts = self._reader.read(mirror.values)
-                self._queue_changes(outlasting(self._facts, facts) if left_s else facts)
+                self._queue_changes(keep_leased(self._facts, facts) if left_s else facts)
             await done_within(mirror.news.wait(), left_s or None)
             await asyncio.sleep(self._read_s)
             mirror.news.clear()
@@ -201,7 +201,7 @@ class EventMirror:
         assert self._number is not None, "Redis was asked"
         batch = list(self._waiting)[:BATCH_MAX]
         await self._stream.write(self._number, batch)
-        if batch[0].event is not None and batch[0].event.event_type is Kind.GAP:
+        if batch[0].event is not None and batch[0].event.event_type is EventKind.GAP:
             self._dropped -= batch[0].event.data["dropped"]
         if self._number is None:  # changes were dropped meanwhile: ask Redis what it has
             return
@@ -227,12 +227,12 @@ class EventMirror:
         self._metrics.failed += 1
 
 
-def count_events(waiting: Iterable[Change]) -> int:
+def count_events(waiting: Iterable[FactChange]) -> int:
     """Return the number of the fleet's events among the changes, without gaps."""
-    return sum(one.event is not None and one.event.event_type is not Kind.GAP for one in waiting)
+    return sum(one.event is not None and one.event.event_type is not EventKind.GAP for one in waiting)
 
 
-def facts_after(sent: dict[str, Fact], batch: Sequence[Change]) -> dict[str, Fact]:
+def facts_after(sent: dict[str, Fact], batch: Sequence[FactChange]) -> dict[str, Fact]:
     """Return the facts that are known to Redis once this batch is sent."""
     facts = dict(sent)
     for change in batch:

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import Counter
 
 from holdfast.fleet.actions import Verb
-from holdfast.fleet.controller import Controller, Told
+from holdfast.fleet.planner import ControllerEvent, FleetController
 from holdfast.wire import metrics
 
 # Upper bounds of a planner pass, in seconds: from no change, over one node of many, to a whole large fleet.
@@ -24,14 +24,14 @@ class FleetMetrics:
         self._happened = Counter[str]()
         self._passes = [0] * (len(PASS_BOUNDS_S) + 1)
         self._passes_s = 0.0
-        self.controller: Controller | None = None  # the one that leads
+        self.controller: FleetController | None = None  # the one that leads
 
     def passed(self, took_s: float) -> None:
         """Count a pass of the planner."""
         self._passes[bisect_left(PASS_BOUNDS_S, took_s)] += 1
         self._passes_s += took_s
 
-    def told(self, one: Told) -> None:
+    def on_event(self, one: ControllerEvent) -> None:
         self._happened[one.what] += 1
 
     def families(self) -> list[metrics.Metric]:

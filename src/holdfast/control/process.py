@@ -40,7 +40,7 @@ from holdfast.core.procfs import boot_id
 from holdfast.core.tasks import Tasks, beside, first
 from holdfast.discovery.keys import CONTROLS, EXPECTED, FAULTS, LEVELS
 from holdfast.failover.lock import FailoverLock
-from holdfast.fleet.traffic import Load
+from holdfast.fleet.planner import ModelLoad
 from holdfast.health.device_faults import DeviceFault, Severity, Source
 from holdfast.health.expectations import ExpectationsRecord
 from holdfast.health.records import ControlRecord, DeviceRecord, device_after, device_name
@@ -236,7 +236,7 @@ class Control:
         mirror = EventMirror(self._store, deployment, stream, metrics, unix_s=unix_s, rng=world.rng)
         return beside(mirror.run(), "events")
 
-    def _loads(self) -> dict[str, Load]:
+    def _loads(self) -> dict[str, ModelLoad]:
         return loads_of(self._leadership.probes.values()) if self._leadership is not None else {}
 
     def _show_whether_leading(self) -> None:

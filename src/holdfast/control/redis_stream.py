@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.core.errors import UserError
-from holdfast.fleet.events import Change, Event, Fact
+from holdfast.fleet.events import Fact, FactChange, FleetEvent
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -54,12 +54,12 @@ class RedisStream:
         """Return the number of events sent. Raises RedisUnavailable."""
         return int(await self._asked(self._client.hget(self._sent_key, _NUMBER)) or 0)
 
-    async def write(self, number: int, changes: Sequence[Change]) -> None:
+    async def write(self, number: int, changes: Sequence[FactChange]) -> None:
         """Write all changes or none. Raises RedisUnavailable; Overwritten if `number` is not the number of events sent
         so far."""
         await self._asked(self._transaction(number, changes))
 
-    async def _transaction(self, number: int, changes: Sequence[Change]) -> None:
+    async def _transaction(self, number: int, changes: Sequence[FactChange]) -> None:
         async with self._client.pipeline(transaction=True) as pipe:
             await pipe.watch(self._sent_key)
             if int(await pipe.hget(self._sent_key, _NUMBER) or 0) != number:
@@ -112,7 +112,7 @@ def opened(url: str) -> Redis:
         raise UserError(f"--redis: {error}") from error
 
 
-def fields(event: Event) -> dict[Any, Any]:
+def fields(event: FleetEvent) -> dict[Any, Any]:
     """Return the event as fields of a stream entry: flat, without empty ones."""
     said: dict[Any, Any] = {
         "event_type": event.event_type.value,

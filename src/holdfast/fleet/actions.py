@@ -1,14 +1,14 @@
-"""What is to be done about a replica, and what is remembered of having asked for it. Plain data.
+"""An action: what a node is to do about a replica, and what the controller remembers of having ordered it. Plain data.
 
-Theory. An action's id is its verb, its replica's name, the replica's turn (how often it has changed its level) and
-which attempt it is. So whoever decides twice from the same facts asks for the same thing twice, and whoever carries it
-out does it once; but who drains for the second time in its life is asked for something else than the first time. A
-replica's name is used once: its serial is larger than all before of its model.
+An action's id is its verb, its replica's name, the replica's turn (how often it has changed its level) and the attempt.
+So a controller that decides twice from the same facts orders the same thing twice, and the agent does it once; but a
+replica that drains for the second time in its life gets another order than the first time. A replica's name is used
+once: its serial is larger than all before of its model.
 
-A reply may be lost, so an action is *flying* until what it was to do is seen, or it is said to have failed, or its
-deadline passes. One to place that is overdue may have been done all the same: it goes on holding its memory until its
-replica was stopped by name, which whoever carries that out answers for: who was stopped is not started after it. To
-stop is to drain first, in case it serves though nobody has seen it yet.
+A reply may be lost, so an action is *pending* until its effect is observed, or it is reported as failed, or its
+deadline passes. An overdue order to place may have been carried out all the same: it goes on holding its memory until
+its replica was stopped by name, and an agent never starts a replica after it was told to stop it. To stop is to drain
+first, in case the replica serves and was not observed yet.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from holdfast.core.backoff import backoff_s
 from holdfast.fleet.desired import Level
 from holdfast.health.bounds import Count, UnixS
 
-ASK_S = 30.0  # for what takes no load: to drain, to stop; a node that is there answers in one
+ASK_S = 30.0  # to drain or stop, which load nothing: a live node answers within one second
 COPY_S = 120.0  # between device and host: 1 TiB at a sixth of a PCIe link's pace
 BACK_OFF_S = 1.0  # after the first failure, doubling
-BACK_OFF_S_MAX = 300.0  # one try in five minutes costs nobody anything
-FORGIVEN_S = 900.0  # what failed longer ago than this says nothing: three times the longest back-off
+BACK_OFF_S_MAX = 300.0  # one try in five minutes costs nothing
+FORGIVEN_S = 900.0  # older failures do not count: three times the longest back-off
 
 
 class Verb(StrEnum):
-    """In the order in which they are said: what gives memory back comes first."""
+    """What a node is told to do, in the order in which actions are carried out: what frees memory comes first."""
 
     STOP = "stop"
     DEMOTE = "demote"
@@ -43,11 +43,13 @@ COMING = frozenset({Verb.PLACE, Verb.PROMOTE})
 
 
 def replica_name(model: str, serial: int) -> str:
-    """As every process calls it: `ModelActor:<model_key>:<replica_id>`."""
+    """Return the name that every process uses: `ModelActor:<model_key>:<replica_id>`."""
     return f"ModelActor:{model}:r{serial}"
 
 
 class Action(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One order about one replica."""
+
     verb: Verb
     model: str
     serial: Count
@@ -56,12 +58,12 @@ class Action(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     attempt: Count = 1
     deadline_s: UnixS = 0.0
     why: str = ""
-    version: str = ""  # to place, this and what follows
+    version: str = ""  # this and what follows: of an order to place
     level: Level = Level.HOT  # at which it is to be then
     devices: tuple[str, ...] = ()
     device_bytes: int = 0
     host_bytes: int = 0
-    until_s: UnixS = 0.0  # to drain, to stop: nothing new for it, and when its requests have had their time
+    until_s: UnixS = 0.0  # to drain or stop: the deadline of its requests
 
     @property
     def name(self) -> str:
@@ -73,12 +75,12 @@ class Action(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def subject(self) -> str:
-        """Under which its failures are counted; with a replica that was never there they are its model's."""
+        """Return what its failures are counted under: its replica, or of an order to place its model."""
         return subject_of(self.verb, self.model if self.verb is Verb.PLACE else self.name)
 
     @property
     def subjects(self) -> tuple[str, ...]:
-        """All whose failure it may be."""
+        """Return everything whose failure it may be."""
         return (self.subject, node_subject(self.node)) if self.verb in COMING else (self.subject,)
 
 
@@ -90,8 +92,8 @@ def node_subject(node: str) -> str:
     return f"node/{node}"
 
 
-class Flying(Struct, frozen=True, forbid_unknown_fields=True):
-    """An action that was asked for."""
+class PendingAction(Struct, frozen=True, forbid_unknown_fields=True):
+    """An action that was ordered, and whose effect was not observed yet."""
 
     action: Action
     overdue: bool = False
@@ -104,13 +106,13 @@ class Tries(Struct, frozen=True, forbid_unknown_fields=True):
     at_s: UnixS
 
     @property
-    def again_s(self) -> float:
-        """When it may be tried again."""
+    def retry_at_s(self) -> float:
+        """Return when it may be tried again."""
         return self.at_s + backoff_s(self.failed, BACK_OFF_S, BACK_OFF_S_MAX)
 
 
-def one_more(before: Tries | None, now_s: float) -> Tries:
-    """It failed again."""
+def count_failure(before: Tries | None, now_s: float) -> Tries:
+    """Return the failures with one more."""
     if before is None or now_s - before.at_s > FORGIVEN_S:
         return Tries(1, now_s)
     return structs.replace(before, failed=before.failed + 1, at_s=now_s)

@@ -1,11 +1,11 @@
-"""What is wanted of each model: how many replicas, how near to a GPU, and where. Plain data, checked as it is made.
+"""The desired state of one model: how many replicas, at which level, and where. Plain data, checked as it is made.
 
 A replica is at one of three *levels*. HOT: on its devices, serving. WARM: its weights in host memory, its engine asleep
-or gone. COLD: on disk, which is no replica any more. `wanted` is how many should be HOT now, as a person or the scaling
-says; below `floor` no more than the surplus over `replicas_min` ever falls.
+or gone. COLD: on disk, which is no replica any more. `wanted` is how many should be HOT now, as an operator or the
+autoscaling says; the first `replicas_min` never go below `floor`.
 
-A wish's `generation` grows with every change, so that of two who write one hears that it wrote over the other; its
-`version` is what runs, and a replica of another one is replaced.
+The `generation` grows with every change, so that of two concurrent writers one learns that it would overwrite the
+other; `version` is what runs, and a replica of another version is replaced.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from holdfast.health.bounds import Count
 
-REPLICAS_MAX = 10_000  # of one model: more is a mistake sooner than a wish
+REPLICAS_MAX = 10_000  # of one model: more is probably a mistake
 DEVICES_MAX = 64  # of one replica, all on one node
 
 
@@ -29,27 +29,27 @@ class Level(IntEnum):
 
     @property
     def word(self) -> str:
-        """As people read it."""
+        """Return its name as commands show it."""
         return self.name
 
 
 class Hysteresis(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How long things stay as they are, so that nothing goes to and fro."""
+    """How long replicas stay as they are, so that the planner does not flap."""
 
-    resident_s: float = 20.0  # HOT for so long at least: a copy to and fro takes seconds, a load from disk a minute
-    cooldown_s: float = 30.0  # HOT for so long before one that matters as much takes its place: the length of a turn
+    resident_s: float = 20.0  # HOT for so long at least: a copy there and back takes seconds, a load from disk a minute
+    cooldown_s: float = 30.0  # HOT for so long before one of the same need evicts it: the length of a turn
     # Control takes a replica's traffic for so long before another is started: a breaker may close again, and a canary
     # pass, within seconds; the streams are held meanwhile.
     doubt_s: float = 20.0
     takeover_s: float = 20.0  # for a standby to lead, with its vault restarted: the slowest seen took 9 s
-    linger_s: float = 600.0  # a WARM one that nobody wants is kept for so long, if nobody else wants its memory
+    linger_s: float = 600.0  # a surplus WARM replica is kept for so long, unless its memory is needed
 
 
 HYSTERESIS = Hysteresis()
 
 
 class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One model as it is wanted. ValueError says everything that cannot be, in one line."""
+    """One model's desired state. ValueError lists all problems in one line."""
 
     key: str
     version: str = ""
@@ -58,14 +58,14 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     replicas_max: int = 1
     wanted: int = 0  # HOT, now
     floor: Level = Level.COLD  # below which the first `replicas_min` never fall
-    dedicated: bool = False  # nobody takes its place
-    going: frozenset[int] = frozenset()  # serials of replicas that are to go, by a person's word
+    dedicated: bool = False  # never evicted for other models
+    going: frozenset[int] = frozenset()  # serials of replicas that an operator evicts
     nodes: frozenset[str] = frozenset()  # where it may be; none named: anywhere
-    per_node_max: int = 0  # HOT ones on a node; 0: as many as fit
+    per_node_max: int = 0  # HOT replicas on a node; 0: as many as fit
     devices: int = 1  # of each replica, all on one node
     device_bytes: int  # on each of them, weights and KV
     host_bytes: int = 0  # when WARM
-    reload_s: float = 0.0  # from disk, as measured; 0: nobody knows
+    reload_s: float = 0.0  # from disk, as measured; 0: not known
     load_s: float = 600.0  # within which one must have come up
     drain_s: float = 30.0  # within which requests may end before it goes
 
@@ -75,17 +75,17 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def hot(self) -> int:
-        """How many must be HOT."""
+        """Return how many replicas must be HOT."""
         return max(self.wanted, self.replicas_min) if self.floor is Level.HOT else self.wanted
 
     @property
     def kept(self) -> int:
-        """How many must be WARM at least."""
+        """Return how many replicas must be HOT or WARM, on demand or by the floor."""
         return max(self.hot, self.floored)
 
     @property
     def floored(self) -> int:
-        """How many must be, HOT or WARM, though nobody asks for them."""
+        """Return how many replicas must be HOT or WARM without any demand."""
         return self.replicas_min if self.floor is not Level.COLD else 0
 
     def may_be_on(self, node: str) -> bool:
@@ -93,7 +93,7 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def problems(model: Model) -> list[str]:
-    """Everything that cannot be."""
+    """Return what is wrong with a model, one line each."""
     checks = (
         (bool(model.key) and model.key.isprintable(), "its key must be printable, and not empty"),
         (model.replicas_min >= 0, f"replicas_min is {model.replicas_min}, must be at least 0"),
@@ -118,4 +118,4 @@ def problems(model: Model) -> list[str]:
         (model.load_s > 0, f"load_s is {model.load_s:g}, must be more than 0"),
         (model.drain_s >= 0, f"drain_s is {model.drain_s:g}, must be at least 0"),
     )
-    return [told for fine, told in checks if not fine]
+    return [text for fine, text in checks if not fine]

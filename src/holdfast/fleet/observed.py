@@ -1,8 +1,8 @@
-"""What is seen: nodes with the leases that their vaults granted, replicas, requests that wait, actions in flight.
+"""The observed state: nodes with the leases that their vaults granted, replicas, waiting requests, pending actions.
 
-Theory. Memory is counted as leases, by their owner's name, never as an estimate (facts 20). What somebody is promised
-(by an action in flight, or as a replica whose lease is not seen yet) and what it was granted are the same bytes: an
-owner counts once, with the larger of the two. So it makes no difference whether an action's effect is seen already.
+Memory is counted as leases, by their owner's name, never as an estimate (facts 20). What a replica is promised (by a
+pending action, or as a replica whose lease is not observed yet) and what it was granted are the same bytes: an owner
+counts once, with the larger of the two. So it makes no difference whether an action's effect is observed already.
 
 Always true: nothing here is derived from anything else here. A node's devices, host memory and replicas are one
 snapshot of its own, so what is not in it is not there.
@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from holdfast.fleet.actions import Flying, Tries, replica_name
+from holdfast.fleet.actions import PendingAction, Tries, replica_name
 from holdfast.fleet.desired import Level
 from holdfast.health.bounds import Count, Seconds, UnixS
 from holdfast.health.records import Demand
@@ -23,8 +23,8 @@ from holdfast.health.records import Demand
 WHY_CHARS_MAX = 300  # of a reason that is kept: what fits into a line or two
 
 
-class Memory(Struct, frozen=True, forbid_unknown_fields=True):
-    """A device's, or a host's: what its vault has and has granted, by owner."""
+class LeasedMemory(Struct, frozen=True, forbid_unknown_fields=True):
+    """The memory of a device or a host: in all, and what its vaults have granted, by owner."""
 
     total_bytes: int
     leases: Mapping[str, int] = {}
@@ -33,19 +33,19 @@ class Memory(Struct, frozen=True, forbid_unknown_fields=True):
 class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     alive: bool = True
-    devices: Mapping[str, Memory] = {}
-    host: Memory = Memory(0)
+    devices: Mapping[str, LeasedMemory] = {}
+    host: LeasedMemory = LeasedMemory(0)
     on_disk: frozenset[str] = frozenset()  # models whose files are here
 
 
-class Phase(StrEnum):
-    """Where a replica is on its way."""
+class ReplicaPhase(StrEnum):
+    """How far a replica is on the way to its level, or off it."""
 
-    PROVISIONING = "provisioning"  # to its level
+    PROVISIONING = "provisioning"  # on the way to its level
     READY = "ready"  # at its level; HOT: it serves
-    DRAINING = "draining"  # HOT, and gets nothing new
+    DRAINING = "draining"  # HOT, and gets no new requests
     DEMOTING = "demoting"  # its weights go to host memory
-    GONE = "gone"  # its process is; its memory may not be
+    GONE = "gone"  # its process has ended; its memory may still be leased
 
 
 class Health(StrEnum):
@@ -63,13 +63,13 @@ class Replica(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     serial: Count
     node: str
     devices: tuple[str, ...] = ()
-    level: Level = Level.HOT  # where it is, or is coming to
-    phase: Phase = Phase.READY
+    level: Level = Level.HOT  # at which it is, or to which it is coming
+    phase: ReplicaPhase = ReplicaPhase.READY
     turn: Count = 0  # how often it has changed its level
     running: int = 0  # requests
     since_s: UnixS = 0.0  # at this level, or on its way to it
     idle_s: UnixS = 0.0  # since when nothing runs; 0: something does, or never did
-    drain_until_s: UnixS = 0.0  # when its requests have had their time
+    drain_until_s: UnixS = 0.0  # the deadline of its requests
     device_bytes: int = 0  # that it was promised on each of its devices
     host_bytes: int = 0
     came_s: Seconds = 0.0  # how long it took to come up; 0: not known
@@ -79,7 +79,7 @@ class Replica(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def id(self) -> str:
-        """Unique among its model's, for ever."""
+        """Return a name that no other replica of its model ever has."""
         return f"r{self.serial}"
 
     @property
@@ -89,7 +89,7 @@ class Replica(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def is_up(self) -> bool:
         """Return True for a HOT replica that has come up; whether it serves is `health`."""
-        return self.level is Level.HOT and self.phase is Phase.READY
+        return self.level is Level.HOT and self.phase is ReplicaPhase.READY
 
     @property
     def serves(self) -> bool:
@@ -98,22 +98,22 @@ class Replica(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def on_devices(self) -> bool:
-        """Whether it has, or is to have, memory there; so has one that is to be WARM, until it is."""
-        is_coming = self.level is Level.WARM and self.phase is Phase.PROVISIONING
-        return is_coming or (self.level is Level.HOT and self.phase is not Phase.GONE)
+        """Return True if it has, or is to have, memory on devices; one that is to be WARM has, until it is."""
+        is_coming = self.level is Level.WARM and self.phase is ReplicaPhase.PROVISIONING
+        return is_coming or (self.level is Level.HOT and self.phase is not ReplicaPhase.GONE)
 
     @property
     def in_host(self) -> bool:
-        """Whether it has, or is to have, memory there."""
-        return (self.level is Level.WARM and self.phase is not Phase.GONE) or self.phase is Phase.DEMOTING
+        """Return True if it has, or is to have, host memory."""
+        return (self.level is Level.WARM and self.phase is not ReplicaPhase.GONE) or self.phase is ReplicaPhase.DEMOTING
 
 
 class Observed(Struct, frozen=True, kw_only=True):
-    """Everything at one moment."""
+    """All nodes, replicas, demand and pending actions at one moment."""
 
     nodes: Mapping[str, Node] = {}
     replicas: Mapping[str, Replica] = {}  # by name
-    demand: Mapping[str, Demand] = {}  # by model; not there: nobody waits
-    flying: Mapping[str, Flying] = {}  # by the action's id
+    demand: Mapping[str, Demand] = {}  # by model; none: no request waits
+    pending: Mapping[str, PendingAction] = {}  # by the action's id
     tries: Mapping[str, Tries] = {}  # by subject
     serials: Mapping[str, int] = {}  # of each model the last that was ever used

@@ -1,8 +1,9 @@
-"""All that is wanted and seen, told change by change, with what must be looked at again because of each. Pure.
+"""The planner's view of a fleet: desired and observed state, updated change by change, and what each change made stale.
+Pure.
 
-Always true: it holds what an `Observed` and the wishes would that had all the changes in it, and after a change of
-something every model and node that it could matter to is stale. An action is flying until its effect is seen or it
-failed; what is overdue is counted as a failure once. Who is missing from its node's snapshot is gone.
+Always true: it holds what an `Observed` and the desired models would that had all the changes in them, and after a
+change every model and node that it could matter to is stale. An action is pending until its effect is observed or it
+failed; an overdue one is counted as a failure once. A replica that is missing from its node's snapshot is gone.
 """
 
 from __future__ import annotations
@@ -12,67 +13,79 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import structs
 
-from holdfast.fleet.actions import COMING, LEAVING, Action, Flying, Tries, Verb, node_subject, one_more, subject_of
+from holdfast.fleet.actions import (
+    COMING,
+    LEAVING,
+    Action,
+    PendingAction,
+    Tries,
+    Verb,
+    count_failure,
+    node_subject,
+    subject_of,
+)
 from holdfast.fleet.desired import Level, Model
-from holdfast.fleet.observed import Health, Node, Observed, Phase, Replica
+from holdfast.fleet.observed import Health, Node, Observed, Replica, ReplicaPhase
 from holdfast.health.records import Demand
 
 
-class View:
+class FleetView:
+    """Desired and observed state of a fleet, with indexes by model and node."""
+
     def __init__(self) -> None:
         self.models: dict[str, Model] = {}
         self.nodes: dict[str, Node] = {}
         self.replicas: dict[str, Replica] = {}
         self.demand: dict[str, Demand] = {}
-        self.flying: dict[str, Flying] = {}
+        self.pending: dict[str, PendingAction] = {}
         self.tries: dict[str, Tries] = {}
         self.serials: dict[str, int] = {}
         self.of_model: dict[str, dict[str, Replica]] = {}
         self.on_node: dict[str, dict[str, Replica]] = {}
-        self.asked_of: dict[str, dict[str, Flying]] = {}  # by model
-        self.asked_on: dict[str, dict[str, Flying]] = {}  # by node
+        self.pending_of: dict[str, dict[str, PendingAction]] = {}  # by model
+        self.pending_on: dict[str, dict[str, PendingAction]] = {}  # by node
         self.on_disk: dict[str, set[str]] = {}  # by model: nodes with its files
         self.stale_models: set[str] = set()
         self.stale_nodes: set[str] = set()
-        self._due: list[tuple[float, str]] = []  # deadlines of what flies, and perhaps of what did
+        self._due: list[tuple[float, str]] = []  # deadlines of actions that are pending, or were
 
     def __repr__(self) -> str:
         counts = f"{len(self.models)} models, {len(self.replicas)} replicas, {len(self.nodes)} nodes"
-        return f"<View of {counts}, {len(self.flying)} actions in flight>"
+        return f"<FleetView of {counts}, {len(self.pending)} actions pending>"
 
     def observed(self) -> Observed:
-        """As it is to be written down."""
+        """Return a copy of what is observed."""
         kept = {name: dict(getattr(self, name)) for name in Observed.__struct_fields__}
         return Observed(**kept)
 
-    def begin(self, models: Iterable[Model], observed: Observed) -> None:
-        """Take in everything at once."""
+    def load(self, models: Iterable[Model], observed: Observed) -> None:
+        """Set everything at once."""
         for model in models:
-            self.want(model)
+            self.set_model(model)
         for node in observed.nodes.values():
             self._put_node(node)
         for replica in observed.replicas.values():
             self._put(replica)
         self.tries.update(observed.tries)
         self.serials.update(observed.serials)
-        for flight in observed.flying.values():
-            self._fly(flight)
+        for pending in observed.pending.values():
+            self._add_pending(pending)
         for key, demand in observed.demand.items():
-            self.hear(key, demand)
+            self.set_demand(key, demand)
 
-    # -- what is wanted
+    # -- desired
 
-    def want(self, model: Model) -> None:
+    def set_model(self, model: Model) -> None:
         if self.models.get(model.key) != model:
             self.models[model.key] = model
             self.stale_models.add(model.key)
 
-    def unwant(self, key: str) -> None:
+    def remove_model(self, key: str) -> None:
         if self.models.pop(key, None) is not None:
             self.stale_models.add(key)
 
-    def hear(self, key: str, demand: Demand | None) -> None:
-        """Requests for a model wait, or none does any more."""
+    def set_demand(self, key: str, demand: Demand | None) -> None:
+        """Set the requests that wait for a model; None: none does."""
         if demand is not None and demand.waiting <= 0:
             demand = None
         if self.demand.get(key) != demand:
@@ -82,36 +95,36 @@ class View:
                 self.demand[key] = demand
             self.stale_models.add(key)
 
-    # -- what is seen
+    # -- observed
 
-    def see(self, node: Node, replicas: Iterable[Replica], now_s: float) -> None:
-        """A node's own snapshot."""
+    def observe_node(self, node: Node, replicas: Iterable[Replica], now_s: float) -> None:
+        """Apply a node's own snapshot."""
         there = {one.name: one for one in replicas}
         before = dict(self.on_node.get(node.name, {}))
         self._put_node(node)
         for name in before.keys() - there.keys():
-            self._ended(before[name], now_s)
+            self._on_ended(before[name], now_s)
             self._drop(before[name])
         for one in there.values():
             if before.get(one.name) != one:
                 last = self.replicas.get(one.name)
                 self._put(one)
-                if one.phase is Phase.GONE and (last is None or last.phase is not Phase.GONE):
-                    self._ended(last or one, now_s)
-                self._settle(one)
+                if one.phase is ReplicaPhase.GONE and (last is None or last.phase is not ReplicaPhase.GONE):
+                    self._on_ended(last or one, now_s)
+                self._finish_actions(one)
                 if one.serves and (last is None or not last.serves):
-                    self._forgive_start(one)
+                    self._forget_failed_starts(one)
 
-    def lose(self, name: str) -> None:
-        """A node does not answer any more. What it had stays as it was last seen, in case it comes back."""
+    def mark_lost(self, name: str) -> None:
+        """Mark a node as not alive. Its replicas stay as last observed, in case it comes back."""
         node = self.nodes.get(name)
         if node is not None and node.alive:
             self._put_node(structs.replace(node, alive=False))
 
-    def forget(self, name: str) -> None:
-        """A node was taken away for good, and everything on it."""
-        for flight in list(self.asked_on.get(name, {}).values()):
-            self._land(flight.action.id)
+    def remove_node(self, name: str) -> None:
+        """Remove a node for good, with its replicas and pending actions."""
+        for pending in list(self.pending_on.get(name, {}).values()):
+            self._remove_pending(pending.action.id)
         for one in list(self.on_node.get(name, {}).values()):
             self._drop(one)
         node = self.nodes.pop(name, None)
@@ -133,159 +146,160 @@ class View:
             self.on_disk.setdefault(key, set()).add(node.name)
         if before is None or before.alive is not node.alive:
             self.stale_models.update(one.model for one in self.on_node.get(node.name, {}).values())
-            self.stale_models.update(one.action.model for one in self.asked_on.get(node.name, {}).values())
+            self.stale_models.update(one.action.model for one in self.pending_on.get(node.name, {}).values())
         else:
-            gone = [one for one in self.on_node.get(node.name, {}).values() if one.phase is Phase.GONE]
-            self.stale_models.update(one.model for one in gone)  # whether its memory is there still
+            gone = [one for one in self.on_node.get(node.name, {}).values() if one.phase is ReplicaPhase.GONE]
+            self.stale_models.update(one.model for one in gone)  # their memory may have been freed
 
     def _put(self, one: Replica) -> None:
         self.replicas[one.name] = one
         self.of_model.setdefault(one.model, {})[one.name] = one
         self.on_node.setdefault(one.node, {})[one.name] = one
         self.serials[one.model] = max(one.serial, self.serials.get(one.model, 0))
-        self._touch(one.model, one.node)
+        self._mark_stale(one.model, one.node)
 
     def _drop(self, one: Replica) -> None:
         del self.replicas[one.name], self.of_model[one.model][one.name], self.on_node[one.node][one.name]
-        self._forgive(one.name)
-        self._touch(one.model, one.node)
+        self._forget_failures(one.name)
+        self._mark_stale(one.model, one.node)
 
-    def _touch(self, model: str, node: str) -> None:
+    def _mark_stale(self, model: str, node: str) -> None:
         self.stale_models.add(model)
         self.stale_nodes.add(node)
 
-    def _ended(self, one: Replica, now_s: float) -> None:
-        """It is not there any more: whatever was asked of it is over, and if nobody told it to go, it crashed, which
-        counts once. `one`: as it was last seen."""
-        flights = self._asked(one.model, one.name)
-        verbs = {flight.action.verb for flight in flights}
-        known = one.phase is Phase.GONE and not verbs & COMING
-        told = known or one.phase is Phase.DRAINING or bool(verbs & LEAVING)
-        for flight in flights:
-            self._land(flight.action.id)
-        if not told:
-            self._failed((subject_of(Verb.PLACE, one.model),), now_s)
+    def _on_ended(self, one: Replica, now_s: float) -> None:
+        """Finish all actions of a replica that is gone; if none told it to leave, it crashed, which counts once. `one`:
+        as it was last observed."""
+        actions = [pending.action for pending in self._pending_for(one.model, one.name)]
+        verbs = {action.verb for action in actions}
+        known = one.phase is ReplicaPhase.GONE and not verbs & COMING
+        expected = known or one.phase is ReplicaPhase.DRAINING or bool(verbs & LEAVING)
+        for action in actions:
+            self._remove_pending(action.id)
+        if not expected:
+            self._count_failure((subject_of(Verb.PLACE, one.model),), now_s)
 
-    def _settle(self, one: Replica) -> None:
-        """What was asked of it, and is seen to be so, is done."""
-        for action in [flight.action for flight in self._asked(one.model, one.name)]:
+    def _finish_actions(self, one: Replica) -> None:
+        """Finish the actions whose effect is observed."""
+        for action in [pending.action for pending in self._pending_for(one.model, one.name)]:
             if _is_done(action, one):
-                self._land(action.id)
-                if action.verb in COMING and one.phase is Phase.READY and one.health is Health.SOUND:
+                self._remove_pending(action.id)
+                if action.verb in COMING and one.phase is ReplicaPhase.READY and one.health is Health.SOUND:
                     for subject in (subject_of(Verb.PLACE, one.model), *action.subjects):
                         self.tries.pop(subject, None)
 
-    def _forgive_start(self, one: Replica) -> None:
-        """It serves at last: what failed before says nothing of its model, nor of its node."""
+    def _forget_failed_starts(self, one: Replica) -> None:
+        """Forget the failed starts of its model and its node: it serves."""
         for subject in (subject_of(Verb.PLACE, one.model), node_subject(one.node)):
             self.tries.pop(subject, None)
 
-    # -- what is asked for
+    # -- actions
 
-    def ask(self, action: Action) -> None:
-        """It is written down, and will be carried out."""
-        self._fly(Flying(action))
+    def add_action(self, action: Action) -> None:
+        """Add an action that is stored, and will be carried out."""
+        self._add_pending(PendingAction(action))
 
-    def has_failed(self, action: Action) -> bool:
+    def removes_unfit(self, action: Action) -> bool:
         """Return True for the first order to remove a replica that is up and does not serve."""
         one = self.replicas.get(action.name)
         removes = action.verb in (Verb.STOP, Verb.DRAIN) and action.attempt == 1
         return removes and one is not None and one.is_up and not one.serves
 
-    def blame(self, action: Action, now_s: float) -> None:
+    def count_unfit(self, action: Action, now_s: float) -> None:
         """Count the replica that this order removes as a failed start: its model and its node are tried less often."""
-        self._failed((subject_of(Verb.PLACE, action.model), node_subject(action.node)), now_s)
-        self._touch(action.model, action.node)
+        self._count_failure((subject_of(Verb.PLACE, action.model), node_subject(action.node)), now_s)
+        self._mark_stale(action.model, action.node)
 
-    def _fly(self, flight: Flying) -> None:
-        action = flight.action
-        for book in self._books(action):
-            book[action.id] = flight
+    def _add_pending(self, pending: PendingAction) -> None:
+        action = pending.action
+        for index in self._indexes(action):
+            index[action.id] = pending
         self.serials[action.model] = max(action.serial, self.serials.get(action.model, 0))
         heapq.heappush(self._due, (action.deadline_s, action.id))
-        self._touch(action.model, action.node)
+        self._mark_stale(action.model, action.node)
 
-    def _books(self, action: Action) -> tuple[dict[str, Flying], ...]:
-        of_model = self.asked_of.setdefault(action.model, {})
-        return self.flying, of_model, self.asked_on.setdefault(action.node, {})
+    def _indexes(self, action: Action) -> tuple[dict[str, PendingAction], ...]:
+        of_model = self.pending_of.setdefault(action.model, {})
+        return self.pending, of_model, self.pending_on.setdefault(action.node, {})
 
-    def _land(self, action_id: str) -> None:
-        flight = self.flying.get(action_id)
-        if flight is not None:
-            for book in self._books(flight.action):
-                del book[action_id]
-            self._touch(flight.action.model, flight.action.node)
+    def _remove_pending(self, action_id: str) -> None:
+        pending = self.pending.get(action_id)
+        if pending is not None:
+            for index in self._indexes(pending.action):
+                del index[action_id]
+            self._mark_stale(pending.action.model, pending.action.node)
 
-    def stopped(self, name: str, model: str) -> None:
-        """Whoever was told to stop a replica answers that it is not there, whether it ever was or not. What it held is
-        free when its node's next snapshot says so."""
-        for flight in self._asked(model, name):
-            self._land(flight.action.id)
+    def on_stopped(self, name: str, model: str) -> None:
+        """Remove a replica that its agent reports as stopped, whether it ever ran or not. What it held is free when its
+        node's next snapshot says so."""
+        for pending in self._pending_for(model, name):
+            self._remove_pending(pending.action.id)
         if name in self.replicas:
             self._drop(self.replicas[name])
-        self._forgive(name)
+        self._forget_failures(name)
 
-    def _asked(self, model: str, name: str) -> list[Flying]:
-        return [flight for flight in self.asked_of.get(model, {}).values() if flight.action.name == name]
+    def _pending_for(self, model: str, name: str) -> list[PendingAction]:
+        return [pending for pending in self.pending_of.get(model, {}).values() if pending.action.name == name]
 
-    def _forgive(self, name: str) -> None:
-        """There is nobody of that name any more whose failures would matter."""
+    def _forget_failures(self, name: str) -> None:
+        """Forget the failures of a replica that is gone."""
         for verb in Verb:
             self.tries.pop(subject_of(verb, name), None)
 
-    def fail(self, action_id: str, now_s: float) -> None:
-        """Whoever carries it out says that it came to nothing; one to place has left nothing behind."""
-        flight = self.flying.get(action_id)
-        if flight is not None:
-            action = flight.action
-            self._land(action_id)
-            self._failed(action.subjects, now_s)
-            if action.name not in self.replicas and not self._asked(action.model, action.name):
-                self._forgive(action.name)
+    def on_failed(self, action_id: str, now_s: float) -> None:
+        """Count an action that its agent reports as failed; a failed order to place has left nothing behind."""
+        pending = self.pending.get(action_id)
+        if pending is not None:
+            action = pending.action
+            self._remove_pending(action_id)
+            self._count_failure(action.subjects, now_s)
+            if action.name not in self.replicas and not self._pending_for(action.model, action.name):
+                self._forget_failures(action.name)
 
     def expire(self, now_s: float) -> None:
-        """Count what is overdue as failed. What only drains or stops may be asked for again; else the replica must be
-        stopped before anybody believes that it is not there."""
+        """Count overdue actions as failed. An order to drain or stop may be given again; of any other the replica must
+        be stopped before it counts as not there."""
         while self._due and self._due[0][0] <= now_s:
-            flight = self.flying.get(heapq.heappop(self._due)[1])
-            if flight is None or flight.overdue or flight.action.deadline_s > now_s:
+            pending = self.pending.get(heapq.heappop(self._due)[1])
+            if pending is None or pending.overdue or pending.action.deadline_s > now_s:
                 continue
-            if flight.action.verb in (Verb.DRAIN, Verb.STOP):
-                self.fail(flight.action.id, now_s)
+            if pending.action.verb in (Verb.DRAIN, Verb.STOP):
+                self.on_failed(pending.action.id, now_s)
                 continue
-            late = structs.replace(flight, overdue=True)
-            for book in self._books(late.action):
-                book[late.action.id] = late
-            self._failed(late.action.subjects, late.action.deadline_s)
-            self._touch(late.action.model, late.action.node)
+            late = structs.replace(pending, overdue=True)
+            for index in self._indexes(late.action):
+                index[late.action.id] = late
+            self._count_failure(late.action.subjects, late.action.deadline_s)
+            self._mark_stale(late.action.model, late.action.node)
 
-    def _failed(self, subjects: Iterable[str], now_s: float) -> None:
+    def _count_failure(self, subjects: Iterable[str], now_s: float) -> None:
         for subject in subjects:
-            self.tries[subject] = one_more(self.tries.get(subject), now_s)
+            self.tries[subject] = count_failure(self.tries.get(subject), now_s)
 
-    def next_due_s(self) -> float | None:
-        while self._due and (self.flying.get(self._due[0][1]) is None or self.flying[self._due[0][1]].overdue):
+    def next_deadline_s(self) -> float | None:
+        """Return when the next pending action is overdue."""
+        while self._due and (self.pending.get(self._due[0][1]) is None or self.pending[self._due[0][1]].overdue):
             heapq.heappop(self._due)
         return self._due[0][0] if self._due else None
 
-    def attempt(self, verb: Verb, name: str) -> int:
+    def next_attempt(self, verb: Verb, name: str) -> int:
         tries = self.tries.get(subject_of(verb, name))
         return 1 if tries is None else tries.failed + 1
 
-    def may(self, subject: str, now_s: float) -> bool:
+    def may_retry(self, subject: str, now_s: float) -> bool:
         tries: Mapping[str, Tries] = self.tries
-        return subject not in tries or now_s >= tries[subject].again_s
+        return subject not in tries or now_s >= tries[subject].retry_at_s
 
 
 def _is_done(action: Action, one: Replica) -> bool:
     match action.verb:
         case Verb.PLACE:
-            return one.phase is not Phase.PROVISIONING
+            return one.phase is not ReplicaPhase.PROVISIONING
         case Verb.PROMOTE:
-            return one.level is Level.HOT and one.phase is not Phase.PROVISIONING
+            return one.level is Level.HOT and one.phase is not ReplicaPhase.PROVISIONING
         case Verb.DEMOTE:
-            return one.level is Level.WARM and one.phase is Phase.READY
+            return one.level is Level.WARM and one.phase is ReplicaPhase.READY
         case Verb.DRAIN:
-            return one.phase is Phase.DRAINING or one.level is not Level.HOT
+            return one.phase is ReplicaPhase.DRAINING or one.level is not Level.HOT
         case Verb.STOP:
-            return one.phase is Phase.GONE
+            return one.phase is ReplicaPhase.GONE

@@ -27,7 +27,7 @@ from holdfast.discovery.keys import (
     InstanceKey,
 )
 from holdfast.discovery.registry import Registry
-from holdfast.fleet.records import Book, book_key, read
+from holdfast.fleet.records import FleetRecord, fleet_key, read
 from holdfast.frontend.access import AccessRules, RequestNames
 from holdfast.frontend.admission import PROMPT_CHARS_MAX, Admission
 from holdfast.frontend.app import App
@@ -282,12 +282,12 @@ async def _follow_rollout(
 async def _follow_fleet(store: Store, deployment: str, roster: Roster, wanted: WantedModels) -> None:
     """Apply the fleet's record: which replicas get no work, and which models lack replicas. An unreadable record
     changes nothing."""
-    key = book_key(deployment)
+    key = fleet_key(deployment)
     async for value in watch_key(store, key):
         with contextlib.suppress(UserError):
-            book = read(Book, key, value) if value else Book()
-            roster.weights.set_idle(deployment, book.idle, "fleet")
-            wanted.on_fleet_record(book)
+            record = read(FleetRecord, key, value) if value else FleetRecord()
+            roster.weights.set_idle(deployment, record.idle, "fleet")
+            wanted.on_fleet_record(record)
 
 
 async def _drain(app: App, server: HttpServer, drain_s: float) -> None:

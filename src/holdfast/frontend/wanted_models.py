@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 
 from holdfast.discovery.keys import MODELS
-from holdfast.fleet.records import Book
+from holdfast.fleet.records import FleetRecord
 from holdfast.store.contract import Snapshot, Store, WatchEvent, changes
 from holdfast.streams.directory import MissingWorkers, ModelDirectory
 
@@ -47,7 +47,7 @@ class WantedModels:
         self._directory = directory
         self._changed = changed
         self._names: dict[str, str] = {}  # by key
-        self._book = Book()
+        self._record = FleetRecord()
 
     async def follow(self, store: Store) -> None:
         """Follow the models in the store, until cancelled."""
@@ -77,17 +77,17 @@ class WantedModels:
         except (ValueError, RecursionError) as error:
             log.warning("a wanted model in the store cannot be read: %s: %s", key, error)
 
-    def on_fleet_record(self, book: Book) -> None:
+    def on_fleet_record(self, record: FleetRecord) -> None:
         """Apply the fleet's record of models without enough replicas."""
-        self._book = book
+        self._record = record
         if self._set_missing():
             self._changed()
 
     def _set_missing(self) -> bool:
-        hopeless, stands = frozenset(self._book.hopeless), frozenset(self._book.stands)
+        hopeless, stands = frozenset(self._record.hopeless), frozenset(self._record.stands)
         missing = {
             self._names[self._prefix + key]: MissingWorkers(why, unplaceable=key in hopeless, none_serves=key in stands)
-            for key, why in self._book.unmet.items()
+            for key, why in self._record.unmet.items()
             if self._prefix + key in self._names
         }
         return self._directory.set_missing(self._deployment, missing)

@@ -28,8 +28,8 @@ from holdfast.discovery.keys import MODELS
 from holdfast.fleet import agent
 from holdfast.fleet.actions import Action
 from holdfast.fleet.desired import Level
-from holdfast.fleet.observed import Health, Phase, Replica
-from holdfast.fleet.records import NodeRecord, Orders, Wish, node_key, orders_key, read, wish_key
+from holdfast.fleet.observed import Health, Replica, ReplicaPhase
+from holdfast.fleet.records import DesiredModel, NodeRecord, Orders, desired_key, node_key, orders_key, read
 from holdfast.health.standing import UNCHECKED, HealthCause
 from holdfast.spec.jobs import Job
 from holdfast.spec.launch import Launch, VaultLaunch
@@ -79,7 +79,7 @@ class Hosting:
         self._clock = clock or SystemClock()
         self._orders = orders_key(deployment, node)
         self._mirror = Mirror(store, (self._orders, f"{MODELS}{deployment}/", *prefixes(deployment)))
-        self._houses: dict[str, agent.House] = {}
+        self._replicas: dict[str, agent.LocalReplica] = {}
         self._refused: dict[str, str] = {}  # why a replica could not be started, by its name
         self._deeds = Tasks(f"replicas on {node}")
         self._leaving: set[str] = set()  # whose processes are being ended
@@ -92,7 +92,7 @@ class Hosting:
         self._told_s = 0.0
 
     def __repr__(self) -> str:
-        return f"<{self.node}: {len(self._houses)} replicas of {self.deployment}>"
+        return f"<{self.node}: {len(self._replicas)} replicas of {self.deployment}>"
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -110,12 +110,12 @@ class Hosting:
             await self._levels.stop()
             await self._deeds.stop()
 
-    # -- one turn
+    # -- one step
 
     def _look(self) -> None:
         """A bug of ours costs a look, and not the supervisor with all that it keeps."""
         try:
-            self._turn()
+            self._step()
         except Exception as error:
             if str(error) != self._bug:
                 log.exception("bug while %s looked at its replicas", self.node)
@@ -124,7 +124,7 @@ class Hosting:
         else:
             self._bug = None
 
-    def _turn(self) -> None:
+    def _step(self) -> None:
         try:
             data = self._mirror.values.get(self._orders)
             orders = Orders() if data is None else read(Orders, self._orders, data)
@@ -133,42 +133,42 @@ class Hosting:
             return
         found = self._backend.kept()
         said = observe_store(self._mirror.values, self.deployment)
-        seen = {name: self._sight(name, one, said) for name, one in found.items()}
+        observed = {name: self._observe(name, one, said) for name, one in found.items()}
         for name, why in self._refused.items():
-            seen.setdefault(name, agent.Sight(trouble=why))
-        turn = agent.step(self._houses, orders, seen, self._clock.unix_s())
-        self._houses = turn.houses
-        self._refused = {name: why for name, why in self._refused.items() if name in turn.houses}
-        self._say(turn, found)
-        for deed in turn.deeds:
-            match deed:
-                case agent.Start(action):
-                    self._start(action)
-                case agent.Remove(name) if name not in self._leaving and name in found:
+            observed.setdefault(name, agent.ObservedProcesses(fatal=why))
+        result = agent.step(self._replicas, orders, observed, self._clock.unix_s())
+        self._replicas = result.replicas
+        self._refused = {name: why for name, why in self._refused.items() if name in result.replicas}
+        self._say(result, found)
+        for action in result.actions:
+            match action:
+                case agent.StartReplica(order):
+                    self._start(order)
+                case agent.RemoveReplica(name) if name not in self._leaving and name in found:
                     self._leaving.add(name)
                     self._tell(f"{self.node}: {name} leaves")
                     self._deeds.spawn(self._remove(name), f"stop {name}")
-                case agent.Move(action, to) if action.name in found and action.name not in self._leaving:
-                    if to is Level.WARM or self._is_seated(action.name, action.id):
-                        self._levels.move(action, to)
-        self._seats = {name: seat for name, seat in self._seats.items() if name in turn.houses}
-        for name in (name for name, house in turn.houses.items() if name in found and not house.replica.on_devices):
+                case agent.MoveReplica(order, to) if order.name in found and order.name not in self._leaving:
+                    if to is Level.WARM or self._is_seated(order.name, order.id):
+                        self._levels.move(order, to)
+        self._seats = {name: seat for name, seat in self._seats.items() if name in result.replicas}
+        for name in (name for name, local in result.replicas.items() if name in found and not local.replica.on_devices):
             self._is_seated(name)
 
-    def _sight(self, name: str, one: Kept, said: StoreObservation) -> agent.Sight:
+    def _observe(self, name: str, one: Kept, said: StoreObservation) -> agent.ObservedProcesses:
         lives = {name: life for name, (job, life) in one.processes.items() if job.role == "worker"}
         leads = any(life.phase is JobPhase.READY and name in said.leading for name, life in lives.items())
         health, why = self._health(lives, said) if leads else (Health.AWAY, _loop_of(one.processes))
-        return agent.Sight(
-            is_there=True,
+        return agent.ObservedProcesses(
+            exists=True,
             serves=leads,
             health=health,
             why=why,
             running=said.streams(tuple(lives)) if leads else 0,
-            trouble=_trouble(life for _, life in one.processes.values()) or (LOST if name in self._levels.lost else ""),
+            fatal=_trouble(life for _, life in one.processes.values()) or (LOST if name in self._levels.lost else ""),
             replica=self._replica(one),
             in_host=self._levels.in_host.get(name),
-            wrong=self._levels.wrong.get(name, ("", "")),
+            failed_move=self._levels.wrong.get(name, ("", "")),
         )
 
     def _health(self, engines: Iterable[str], said: StoreObservation) -> tuple[Health, str]:
@@ -195,18 +195,18 @@ class Hosting:
             serial=one.serial,
             node=self.node,
             devices=tuple(each.seat.device for each in seats),
-            phase=Phase.PROVISIONING,
+            phase=ReplicaPhase.PROVISIONING,
             since_s=self._clock.unix_s(),
             device_bytes=max((each.promised_bytes for each in seats), default=0),
             host_bytes=sum(each.host_budget_bytes for each in vaults_of(job for job, _ in one.processes.values())),
         )
 
-    def _say(self, turn: agent.Turn, found: Mapping[str, Kept]) -> None:
+    def _say(self, result: agent.AgentResult, found: Mapping[str, Kept]) -> None:
         told = structs.replace(
             self._told,
-            node=agent.node_of(self.node, self._backend.totals, turn.houses),
-            replicas=tuple(house.replica for house in turn.houses.values() if not house.is_over),
-            answers=turn.answers,
+            node=agent.node_of(self.node, self._backend.totals, result.replicas),
+            replicas=tuple(local.replica for local in result.replicas.values() if not local.is_gone),
+            answers=result.answers,
             pid=os.getpid(),
             host=os.uname().nodename,
             processes={name: tuple(one.processes) for name, one in found.items()},
@@ -235,12 +235,12 @@ class Hosting:
 
     def _jobs(self, action: Action) -> list[Job]:
         """Refused says why it cannot be."""
-        key = wish_key(self.deployment, action.model)
+        key = desired_key(self.deployment, action.model)
         data = self._mirror.values.get(key)
         if data is None:
             raise Refused(f"{action.model} is no longer in the fleet")
         try:
-            manifest = check(read(Wish, key, data).manifest.encode()).manifest
+            manifest = check(read(DesiredModel, key, data).manifest.encode()).manifest
         except UserError as error:
             raise Refused(str(error)) from error
         pod = None if manifest is None else sets_of([(manifest, NO_DIGESTS)]).get((action.model, action.version))

@@ -15,8 +15,8 @@ import msgspec
 
 from holdfast.discovery.keys import CONTROLS
 from holdfast.fleet.desired import Level
-from holdfast.fleet.observed import Memory, Node, Phase, Replica
-from holdfast.fleet.records import Book, NodeRecord, Wish, book_key, node_key, read, wish_key
+from holdfast.fleet.observed import LeasedMemory, Node, Replica, ReplicaPhase
+from holdfast.fleet.records import DesiredModel, FleetRecord, NodeRecord, desired_key, fleet_key, node_key, read
 from holdfast.health.records import ControlRecord
 from holdfast.store.contract import Registration, Store
 from tests.rigs.cli.in_process import said_here
@@ -55,13 +55,13 @@ class Desk:
         done = said_here(words, self.env)
         return Told(words, done.returncode, done.stdout, done.stderr)
 
-    async def wish(self, key: str) -> Wish | None:
-        where = wish_key(DEPLOYMENT, key)
+    async def find_desired(self, key: str) -> DesiredModel | None:
+        where = desired_key(DEPLOYMENT, key)
         held = await self.store.get(where, 10.0)
-        return None if held is None else read(Wish, where, held)
+        return None if held is None else read(DesiredModel, where, held)
 
-    async def wished(self, key: str) -> Wish:
-        found = await self.wish(key)
+    async def desired(self, key: str) -> DesiredModel:
+        found = await self.find_desired(key)
         assert found is not None
         return found
 
@@ -70,7 +70,7 @@ class Desk:
     async def node(self, name: str, replicas: Sequence[Replica] = (), *, gib: int = 8, **more: Any) -> None:
         """Tell that it is there, with one device; returns when others can read it."""
         leases = {one.name: one.device_bytes for one in replicas if one.on_devices}
-        node = Node(name=name, devices={"host-1": Memory(gib * GIB, leases)}, host=Memory(16 * GIB))
+        node = Node(name=name, devices={"host-1": LeasedMemory(gib * GIB, leases)}, host=LeasedMemory(16 * GIB))
         told = msgspec.json.encode(NodeRecord(node=node, replicas=tuple(replicas), pid=7, host="here", **more))
         key = node_key(DEPLOYMENT, name)
         if name in self._nodes:
@@ -83,8 +83,8 @@ class Desk:
 
         await eventually(is_there, f"{name} to be told of")
 
-    async def book(self, **said: Any) -> None:
-        await self.store.put(book_key(DEPLOYMENT), msgspec.json.encode(Book(**said)), 10.0)
+    async def write_record(self, **said: Any) -> None:
+        await self.store.put(fleet_key(DEPLOYMENT), msgspec.json.encode(FleetRecord(**said)), 10.0)
 
     async def lead(self) -> None:
         led = ControlRecord(name="control-1", leads=True, pid=1)
@@ -100,8 +100,10 @@ async def eventually(is_so: Any, what: str) -> None:
         raise TimeoutError(f"waited 60 s for {what}") from None
 
 
-def replica(wish: Wish, serial: int, phase: Phase = Phase.READY, level: Level = Level.HOT, **more: Any) -> Replica:
-    model = wish.model
+def replica(
+    desired: DesiredModel, serial: int, phase: ReplicaPhase = ReplicaPhase.READY, level: Level = Level.HOT, **more: Any
+) -> Replica:
+    model = desired.model
     size = {"device_bytes": model.device_bytes}
     where = {"node": "n1", "devices": ("host-1",), "since_s": 1.0}
     said = {"model": model.key, "version": model.version, "serial": serial, "phase": phase, "level": level}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holdfast.fleet.actions import Action, Flying, Verb, replica_name
+from holdfast.fleet.actions import Action, PendingAction, Verb, replica_name
 from holdfast.fleet.desired import HYSTERESIS, Level, Model
-from holdfast.fleet.observed import Memory, Node, Observed, Replica
+from holdfast.fleet.observed import LeasedMemory, Node, Observed, Replica
 from holdfast.fleet.planner import plan
 from holdfast.health.records import Demand
 
@@ -22,8 +22,8 @@ def model(key: str = "a", size: int = 40, **fields: object) -> Model:
 def node(name: str = "n", gpus: int = 1, size: int = 80, host: int = 0, **leases: int) -> Node:
     """Return a node with leases as `a1=40`, on its first device."""
     granted = {replica_name(name[:-1], int(name[-1])): much for name, much in leases.items()}
-    devices = {f"gpu{number}": Memory(size, granted if number == 0 else {}) for number in range(gpus)}
-    return Node(name=name, devices=devices, host=Memory(host))
+    devices = {f"gpu{number}": LeasedMemory(size, granted if number == 0 else {}) for number in range(gpus)}
+    return Node(name=name, devices=devices, host=LeasedMemory(host))
 
 
 def replica(key: str = "a", serial: int = 1, size: int = 40, **fields: object) -> Replica:
@@ -35,15 +35,15 @@ def warm(key: str = "a", serial: int = 1, **fields: object) -> Replica:
     return replica(key, serial, **{"level": Level.WARM, "devices": (), **fields})
 
 
-def seen(nodes: list[Node], replicas: list[Replica] = [], **rest: Mapping[str, object]) -> Observed:  # noqa: B006
+def observe(nodes: list[Node], replicas: list[Replica] = [], **rest: Mapping[str, object]) -> Observed:  # noqa: B006
     return Observed(nodes={one.name: one for one in nodes}, replicas={one.name: one for one in replicas}, **rest)
 
 
-def flying(action: Action, *, overdue: bool = False) -> dict[str, Flying]:
-    return {action.id: Flying(action, overdue)}
+def pending(action: Action, *, overdue: bool = False) -> dict[str, PendingAction]:
+    return {action.id: PendingAction(action, overdue)}
 
 
-def told(models: list[Model], observed: Observed, now_s: float = NOW_S) -> list[str]:
+def planned_words(models: list[Model], observed: Observed, now_s: float = NOW_S) -> list[str]:
     """Return the actions as words, e.g. `place a1 n`."""
     actions = plan(models, observed, now_s).actions
     return [f"{one.verb} {one.model}{one.serial} {one.node}" for one in actions]

@@ -26,15 +26,24 @@ from holdfast.core.ports import SystemClock, World
 from holdfast.core.tasks import beside
 from holdfast.fleet.actions import Verb
 from holdfast.fleet.desired import Level, Model
-from holdfast.fleet.observed import Phase
-from holdfast.fleet.records import Book, Orders, Wish, ask, book_key, node_key, orders_key, wish_key
+from holdfast.fleet.desired_changes import update_desired
+from holdfast.fleet.observed import ReplicaPhase
+from holdfast.fleet.records import (
+    DesiredModel,
+    FleetRecord,
+    Orders,
+    desired_key,
+    fleet_key,
+    node_key,
+    orders_key,
+)
 from holdfast.fleet.room import HOST
 from holdfast.fleet.scaling import Scaling
 from holdfast.store.client import EmbeddedStore
 from holdfast.store.contract import Store, StoreUnavailable
 from holdfast.testing.waiting import BOUND_S, until
 from holdfast.wire.net import SocketNetwork
-from tests.rigs.worlds.fleet_controllers import Agent, wish
+from tests.rigs.worlds.fleet_controllers import Agent, desired_model
 from tests.rigs.worlds.fleet_node import Body, Machine
 
 OLD_S = 100.0  # replicas here have been where they are for so long: their turns are over, and WARM ones still kept
@@ -181,29 +190,29 @@ class Site:
                 assert lost.is_set() or not task.done(), task.result()
 
     async def want(self, model: Model, scaling: Scaling | None = None) -> None:
-        await self._ask(model.key, wish(model, scaling))
+        await self._ask(model.key, desired_model(model, scaling))
 
     async def unwant(self, key: str) -> None:
         await self._ask(key, None)
 
-    async def _ask(self, key: str, wished: Wish | None) -> None:
-        """Write it, and ask again where the store was away."""
+    async def _ask(self, key: str, desired: DesiredModel | None) -> None:
+        """Write it, and update_desired again where the store was away."""
         async with asyncio.timeout(BOUND_S):
             while True:
                 with contextlib.suppress(StoreUnavailable):
-                    await ask(self.store, self.deployment, key, lambda _: wished)
+                    await update_desired(self.store, self.deployment, key, lambda _: desired)
                     return
 
     async def wanted(self, key: str) -> int:
-        found = await self.store.get(wish_key(self.deployment, key), BOUND_S)
+        found = await self.store.get(desired_key(self.deployment, key), BOUND_S)
         assert found is not None
-        return msgspec.json.decode(found, type=Wish).model.wanted
+        return msgspec.json.decode(found, type=DesiredModel).model.wanted
 
-    async def book(self) -> Book:
-        found = await self.store.get(book_key(self.deployment), BOUND_S)
-        return Book() if found is None else msgspec.json.decode(found, type=Book)
+    async def record(self) -> FleetRecord:
+        found = await self.store.get(fleet_key(self.deployment), BOUND_S)
+        return FleetRecord() if found is None else msgspec.json.decode(found, type=FleetRecord)
 
-    async def flying(self) -> list[str]:
+    async def pending(self) -> list[str]:
         found = [await self.store.get(orders_key(self.deployment, one.machine.name), BOUND_S) for one in self.agents]
         orders = [msgspec.json.decode(one, type=Orders) for one in found if one is not None]
         return [action.id for one in orders for action in one.actions]
@@ -216,7 +225,7 @@ class Site:
         return sum(body.serves for body in self.bodies())
 
     def asleep(self) -> int:
-        return sum(body.level is Level.WARM and body.phase is Phase.READY for body in self.bodies())
+        return sum(body.level is Level.WARM and body.phase is ReplicaPhase.READY for body in self.bodies())
 
     def placed(self) -> list[str]:
         """Return the names of all that were ever started."""
@@ -227,7 +236,7 @@ class Site:
         """Return when no order is in flight."""
 
         async def nothing() -> bool:
-            return not await self.flying()
+            return not await self.pending()
 
         await until(nothing, "everything to be done", BOUND_S)
 

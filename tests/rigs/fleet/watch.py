@@ -17,7 +17,7 @@ from holdfast.core.tasks import Tasks
 from holdfast.discovery.keys import NODES, ORDERS
 from holdfast.fleet.actions import Action, Verb
 from holdfast.fleet.desired import Level
-from holdfast.fleet.observed import Phase, Replica
+from holdfast.fleet.observed import Replica, ReplicaPhase
 from holdfast.fleet.records import NodeRecord, Orders, read
 from holdfast.store.contract import Deleted, Put, Snapshot
 from holdfast.store.opening import open_store
@@ -72,7 +72,7 @@ class Watch:
 
     def hot(self, model: str) -> int:
         there = self.replicas(model)
-        return sum(one.level is Level.HOT and one.phase is Phase.READY for one in there)
+        return sum(one.level is Level.HOT and one.phase is ReplicaPhase.READY for one in there)
 
     async def until_hot(self, model: str, count: int, bound_s: float = 240.0) -> None:
         try:
@@ -102,7 +102,7 @@ class Watch:
     def _see(self, record: NodeRecord) -> None:
         self.nodes[record.node.name] = record
         for one in record.replicas:
-            if one.level is Level.HOT and one.phase is Phase.READY:
+            if one.level is Level.HOT and one.phase is ReplicaPhase.READY:
                 self.ready_s.setdefault(one.name, one.since_s)
         for device, memory in record.node.devices.items():
             if sum(memory.leases.values()) > memory.total_bytes:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from holdfast.fleet.actions import LEAVING, Action, Verb
-from holdfast.fleet.counting import FEWER
+from holdfast.fleet.counts import FEWER
 from holdfast.fleet.desired import HYSTERESIS, Hysteresis, Level, Model
-from holdfast.fleet.observed import Health, Observed, Phase, Replica
+from holdfast.fleet.observed import Health, Observed, Replica, ReplicaPhase
 from holdfast.fleet.planner import Plan, Planner, plan
 from holdfast.health.records import Demand
 from tests.rigs.worlds.fleet_node import Body, Machine
@@ -43,11 +43,11 @@ class World:
 
     def want(self, model: Model) -> None:
         self.models[model.key] = model
-        self.planner.view.want(model)
+        self.planner.view.set_model(model)
 
     def unwant(self, key: str) -> None:
         del self.models[key]
-        self.planner.view.unwant(key)
+        self.planner.view.remove_model(key)
 
     def add(self, machine: Machine) -> None:
         self.machines[machine.name] = machine
@@ -57,7 +57,7 @@ class World:
         """Its snapshot comes."""
         if machine.up and machine.near and machine.changed:
             machine.changed = False
-            self.planner.view.see(*machine.snapshot(), self.now_s)
+            self.planner.view.observe_node(*machine.snapshot(), self.now_s)
 
     def look_at_all(self) -> None:
         for machine in self.machines.values():
@@ -68,7 +68,7 @@ class World:
             self.waiting[key] = Demand(waiting, self.now_s)
         else:
             self.waiting.pop(key, None)
-        self.planner.view.hear(key, self.waiting.get(key))
+        self.planner.view.set_demand(key, self.waiting.get(key))
 
     def observed(self) -> Observed:
         return self.planner.view.observed()
@@ -95,9 +95,9 @@ class World:
         if model is None:
             return
         whys = {one.name: one.why for one in self.last.actions if one.verb in LEAVING and one.why in CHOSEN}
-        leaving = {one.action.name for one in view.asked_of.get(key, {}).values() if one.action.verb in LEAVING}
+        leaving = {one.action.name for one in view.pending_of.get(key, {}).values() if one.action.verb in LEAVING}
         there = [one for one in view.of_model[key].values() if view.nodes[one.node].alive and one.name not in leaving]
-        ready = [one for one in there if one.phase is Phase.READY]
+        ready = [one for one in there if one.phase is ReplicaPhase.READY]
         for level, least in ((Level.HOT, model.hot), (Level.WARM, model.floored)):
             gone = [one for one in ready if one.level is level and whys.get(one.name) in ROLLOUT]
             left = sum(one.level >= level and one.name not in whys for one in ready)
@@ -109,7 +109,7 @@ class World:
         that serves leaves while one stays that does not."""
         view = self.planner.view
         whys = {one.name: one.why for one in self.last.actions if one.verb in LEAVING}
-        leaving = {one.action.name for one in view.asked_of.get(key, {}).values() if one.action.verb in LEAVING}
+        leaving = {one.action.name for one in view.pending_of.get(key, {}).values() if one.action.verb in LEAVING}
         there = [one for one in view.of_model.get(key, {}).values() if view.nodes[one.node].alive]
         # What another model needs the place of was there when health was looked at.
         gone = leaving | {name for name, why in whys.items() if not why.endswith("needs its place")}
@@ -132,7 +132,7 @@ class World:
             assert "version" in action.why or settled or not one.serves, action
             self.counts["evictions"] += "version" not in action.why
         if action.verb in (Verb.STOP, Verb.DEMOTE) and one is not None and one.running:
-            assert one.phase is Phase.DRAINING, action
+            assert one.phase is ReplicaPhase.DRAINING, action
             assert self.now_s >= one.drain_until_s, action
         if action.verb is Verb.PLACE and model is not None:
             assert model.may_be_on(action.node), action
@@ -141,7 +141,7 @@ class World:
         """Another controller goes on from what is written down."""
         before = self.observed()
         self.planner = Planner(self.hysteresis)
-        self.planner.view.begin(self.models.values(), before)
+        self.planner.view.load(self.models.values(), before)
         self.counts["restarts"] += 1
 
     # -- the way between
@@ -150,9 +150,9 @@ class World:
         """It is written down. What is asked for once is not asked for again under the same id: it would not be done."""
         assert action.verb is Verb.STOP or action.id not in self.asked, f"{action.id} is asked for twice"
         self.asked.add(action.id)
-        if self.planner.view.has_failed(action):
-            self.planner.view.blame(action, self.now_s)
-        self.planner.view.ask(action)
+        if self.planner.view.removes_unfit(action):
+            self.planner.view.count_unfit(action, self.now_s)
+        self.planner.view.add_action(action)
 
     def send(self, action: Action, *, fails: bool = False, reply_lost: bool = False) -> None:
         machine = self.machines.get(action.node)
@@ -163,16 +163,16 @@ class World:
         if reply_lost or not answer:
             return
         if answer == "failed":
-            self.planner.view.fail(action.id, self.now_s)
+            self.planner.view.on_failed(action.id, self.now_s)
         else:
-            self.planner.view.stopped(action.name, action.model)
+            self.planner.view.on_stopped(action.name, action.model)
 
     def tick(self) -> None:
         for machine in self.machines.values():
             if machine.up:
                 for name in machine.tick(self.now_s):
                     if machine.near:
-                        self.planner.view.stopped(name, name.split(":")[1])
+                        self.planner.view.on_stopped(name, name.split(":")[1])
 
     def bodies(self) -> Iterator[tuple[str, Body]]:
         for machine in self.machines.values():

@@ -12,16 +12,16 @@ import msgspec
 from msgspec import structs
 
 from holdfast.fleet.actions import Action, Verb
-from holdfast.fleet.controller import Controller, Writes
 from holdfast.fleet.desired import Model
-from holdfast.fleet.records import Book, NodeRecord, Orders, Wish, process_name
+from holdfast.fleet.planner import FleetController, FleetWrites
+from holdfast.fleet.records import DesiredModel, FleetRecord, NodeRecord, Orders, process_name
 from holdfast.fleet.scaling import Scaling
 from holdfast.health.records import Demand
 from tests.rigs.worlds.fleet_node import Body, Machine
 
 T = TypeVar("T")
 DEPLOYMENT = "d"
-BOOK, ORDERS, WISHES, NODES = "book", "orders/", "wishes/", "nodes/"
+RECORD, ORDERS, DESIRED, NODES = "record", "orders/", "desired/", "nodes/"
 
 
 def model(key: str = "m", wanted: int = 1, **said: Any) -> Model:
@@ -29,8 +29,8 @@ def model(key: str = "m", wanted: int = 1, **said: Any) -> Model:
     return Model(key=key, wanted=wanted, **{**sizes, **said})
 
 
-def wish(model: Model, scaling: Scaling | None = None) -> Wish:
-    return Wish(name=f"served-{model.key}", model=model, manifest="", scaling=scaling)
+def desired_model(model: Model, scaling: Scaling | None = None) -> DesiredModel:
+    return DesiredModel(name=f"served-{model.key}", model=model, manifest="", scaling=scaling)
 
 
 class Overtaken(Exception):
@@ -80,22 +80,25 @@ class Shelf:
         return True
 
     def _check(self, key: str, value: bytes) -> None:
-        """Serials never go back; orders use only what the book knows, and frontends know which replicas leave."""
-        if key == BOOK:
-            book = msgspec.json.decode(value, type=Book)
-            assert all(book.serials.get(model, 0) >= serial for model, serial in self.serials.items()), book
-            self.serials = dict(book.serials)
+        """Serials never go back; orders use only what the record knows, and frontends know which replicas leave."""
+        if key == RECORD:
+            record = msgspec.json.decode(value, type=FleetRecord)
+            assert all(record.serials.get(model, 0) >= serial for model, serial in self.serials.items()), record
+            self.serials = dict(record.serials)
         elif key.startswith(ORDERS):
-            book = self.read(BOOK, Book) or Book()
+            record = self.read(RECORD, FleetRecord) or FleetRecord()
             for action in (self.read(key, Orders) or Orders()).actions:
                 if action.id not in self.asked:
-                    self._check_new(action, book)
+                    self._check_new(action, record)
 
-    def _check_new(self, action: Action, book: Book) -> None:
-        assert action.serial <= book.serials.get(action.model, 0), action
+    def _check_new(self, action: Action, record: FleetRecord) -> None:
+        assert action.serial <= record.serials.get(action.model, 0), action
         if action.verb is Verb.DRAIN:
             ends = process_name("", action.model, "", action.serial).rpartition("-")[2]
-            assert any(f"-{action.model}-" in name and name.endswith(f"-{ends}") for name in book.idle), (action, book)
+            assert any(f"-{action.model}-" in name and name.endswith(f"-{ends}") for name in record.idle), (
+                action,
+                record,
+            )
         self.asked.add(action.id)
 
     def read(self, key: str, kind: type[T]) -> T | None:
@@ -110,37 +113,37 @@ class Keeper:
     """A controller and what it has read: the shell, one write at a time."""
 
     def __init__(self, shelf: Shelf, by: str, now_s: float) -> None:
-        self.shelf, self.controller = shelf, Controller(DEPLOYMENT, by)
-        self.held = {key: value for key, value in shelf.values.items() if key == BOOK or key.startswith(ORDERS)}
+        self.shelf, self.controller = shelf, FleetController(DEPLOYMENT, by)
+        self.held = {key: value for key, value in shelf.values.items() if key == RECORD or key.startswith(ORDERS)}
         self.fed = {key: value for key, value in shelf.values.items() if key not in self.held}
         self.left: list[tuple[str, bytes | None]] | None = None  # that are still to be written
         self.controller.begin(
-            shelf.read(BOOK, Book) or Book(),
+            shelf.read(RECORD, FleetRecord) or FleetRecord(),
             shelf.under(ORDERS, Orders),
-            shelf.under(WISHES, Wish),
+            shelf.under(DESIRED, DesiredModel),
             shelf.under(NODES, NodeRecord),
             now_s,
         )
 
-    def hear(self, now_s: float) -> None:
+    def read_changes(self, now_s: float) -> None:
         """Whatever others wrote since."""
         values = self.shelf.values
         for key in [*values, *(key for key in self.fed if key not in values)]:
-            if key == BOOK or key.startswith(ORDERS) or values.get(key) == self.fed.get(key):
+            if key == RECORD or key.startswith(ORDERS) or values.get(key) == self.fed.get(key):
                 continue
             if key in values:
                 self.fed[key] = values[key]
             else:
                 del self.fed[key]
-            if key.startswith(WISHES):
-                self.controller.wish(key.removeprefix(WISHES), self.shelf.read(key, Wish))
+            if key.startswith(DESIRED):
+                self.controller.set_desired(key.removeprefix(DESIRED), self.shelf.read(key, DesiredModel))
             else:
-                self.controller.node(key.removeprefix(NODES), self.shelf.read(key, NodeRecord), now_s)
+                self.controller.on_node_record(key.removeprefix(NODES), self.shelf.read(key, NodeRecord), now_s)
 
     def advance(self, now_s: float) -> bool:
         """A step, one write of it, or the word that all is written; whether there was anything to do."""
         if self.left is None:
-            self.hear(now_s)
+            self.read_changes(now_s)
             writes = self.controller.step(now_s)
             if not writes:
                 return False
@@ -149,15 +152,15 @@ class Keeper:
         if self.left:
             self._write(*self.left.pop(0))
         else:
-            self.hear(now_s)  # of what follows from that before it knows that all is written
+            self.read_changes(now_s)  # of what follows from that before it knows that all is written
             self.left = None
             self.controller.written(now_s)
         return True
 
     def _write(self, key: str, value: bytes | None) -> None:
-        is_wish = key.startswith(WISHES)
-        swapped = self.shelf.swap(key, value, self.fed.get(key) if is_wish else self.held.get(key))
-        if not is_wish:
+        is_desired = key.startswith(DESIRED)
+        swapped = self.shelf.swap(key, value, self.fed.get(key) if is_desired else self.held.get(key))
+        if not is_desired:
             if not swapped:
                 raise Overtaken(key)
             self.held.pop(key, None)
@@ -165,12 +168,12 @@ class Keeper:
                 self.held[key] = value
 
 
-def as_bytes(writes: Writes) -> Iterator[tuple[str, bytes | None]]:
-    if writes.book is not None:
-        yield BOOK, msgspec.json.encode(writes.book)
+def as_bytes(writes: FleetWrites) -> Iterator[tuple[str, bytes | None]]:
+    if writes.record is not None:
+        yield RECORD, msgspec.json.encode(writes.record)
     for name, one in writes.orders.items():
         yield ORDERS + name, None if one is None else msgspec.json.encode(one)
-    yield from ((WISHES + key, msgspec.json.encode(one)) for key, one in writes.wishes.items())
+    yield from ((DESIRED + key, msgspec.json.encode(one)) for key, one in writes.desired.items())
 
 
 @dataclass
@@ -189,12 +192,12 @@ class ControllersWorld:
         return agent
 
     def want(self, model: Model, scaling: Scaling | None = None) -> None:
-        before = self.shelf.read(WISHES + model.key, Wish)
+        before = self.shelf.read(DESIRED + model.key, DesiredModel)
         model = structs.replace(model, generation=before.model.generation + 1 if before is not None else 1)
-        self.shelf.values[WISHES + model.key] = msgspec.json.encode(wish(model, scaling))
+        self.shelf.values[DESIRED + model.key] = msgspec.json.encode(desired_model(model, scaling))
 
     def unwant(self, key: str) -> None:
-        self.shelf.values.pop(WISHES + key, None)
+        self.shelf.values.pop(DESIRED + key, None)
 
     @property
     def machines(self) -> dict[str, Machine]:
@@ -202,8 +205,8 @@ class ControllersWorld:
 
     @property
     def models(self) -> dict[str, Model]:
-        """Those that are wished for."""
-        return {key: one.model for key, one in self.shelf.under(WISHES, Wish).items()}
+        """Return the desired models."""
+        return {key: one.model for key, one in self.shelf.under(DESIRED, DesiredModel).items()}
 
     def keeper(self) -> Keeper:
         """One more begins."""
@@ -213,7 +216,9 @@ class ControllersWorld:
 
     def ask_for(self, key: str, waiting: int) -> None:
         for keeper in self.keepers:
-            keeper.controller.report("f", {f"served-{key}": Demand(waiting, self.now_s)} if waiting else None)
+            keeper.controller.on_frontend_report(
+                "f", {f"served-{key}": Demand(waiting, self.now_s)} if waiting else None
+            )
 
     def tell(self, agent: Agent) -> None:
         """It writes its record, if it is reached."""

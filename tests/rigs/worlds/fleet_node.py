@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from holdfast.fleet.actions import Action, Verb
 from holdfast.fleet.desired import Level
-from holdfast.fleet.observed import Health, Memory, Node, Phase, Replica
+from holdfast.fleet.observed import Health, LeasedMemory, Node, Replica, ReplicaPhase
 from holdfast.fleet.room import HOST
 
 COPY_S = 2.0  # between a device and its host, here
@@ -24,7 +24,7 @@ class Body:
 
     action: Action  # that placed it
     level: Level
-    phase: Phase
+    phase: ReplicaPhase
     since_s: float
     due_s: float | None  # when it is where it is going
     devices: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Body:
 
     @property
     def serves(self) -> bool:
-        return self.level is Level.HOT and self.phase is Phase.READY
+        return self.level is Level.HOT and self.phase is ReplicaPhase.READY
 
     @property
     def is_sound(self) -> bool:
@@ -94,7 +94,7 @@ class Machine:
         self.leases = {device: {} for device in self.totals}
 
     def snapshot(self) -> tuple[Node, list[Replica]]:
-        memories = {device: Memory(total, dict(self.leases[device])) for device, total in self.totals.items()}
+        memories = {device: LeasedMemory(total, dict(self.leases[device])) for device, total in self.totals.items()}
         host = memories.pop(HOST)
         node = Node(name=self.name, devices=memories, host=host, on_disk=frozenset(self.on_disk))
         return node, [body.seen() for body in self.bodies.values()]
@@ -123,12 +123,12 @@ class Machine:
         self.changed = True
         if action.verb is Verb.STOP:
             self.buried.add(name)
-            if body is None or body.phase is Phase.GONE:
+            if body is None or body.phase is ReplicaPhase.GONE:
                 self.end(name)
                 return "stopped"
             body.stops, body.until_s = True, action.until_s
-            if body.serves or (body.level is Level.HOT and body.phase is Phase.PROVISIONING):
-                body.phase, body.due_s = Phase.DRAINING, None
+            if body.serves or (body.level is Level.HOT and body.phase is ReplicaPhase.PROVISIONING):
+                body.phase, body.due_s = ReplicaPhase.DRAINING, None
             return self.end_if_due(name, now_s)
         if action.id in self.done or (name in self.buried and action.verb is Verb.PLACE):
             return ""
@@ -146,38 +146,38 @@ class Machine:
         if is_warm:
             self.grant(action.name, (HOST,), action.host_bytes)
         due_s = now_s + (3.0 if action.model in self.on_disk else 8.0)
-        body = Body(action, action.level, Phase.PROVISIONING, now_s, due_s, action.devices)
+        body = Body(action, action.level, ReplicaPhase.PROVISIONING, now_s, due_s, action.devices)
         body.device_bytes, body.host_bytes = action.device_bytes, action.host_bytes
         self.bodies[action.name] = body
         self.on_disk.add(action.model)
         return ""
 
     def do_promote(self, action: Action, body: Body | None, now_s: float, fails: bool) -> str:
-        if fails or body is None or body.phase is not Phase.READY or body.level is not Level.WARM:
+        if fails or body is None or body.phase is not ReplicaPhase.READY or body.level is not Level.WARM:
             return "failed"
         if self.refuses(action.devices, action.device_bytes):
             return "failed"
         assert action.devices == body.devices, f"{action.name} is on {body.devices}, not on {action.devices}"
         self.grant(action.name, action.devices, action.device_bytes)
         body.turn += 1
-        body.level, body.phase, body.since_s, body.due_s = Level.HOT, Phase.PROVISIONING, now_s, now_s + COPY_S
+        body.level, body.phase, body.since_s, body.due_s = Level.HOT, ReplicaPhase.PROVISIONING, now_s, now_s + COPY_S
         body.device_bytes = action.device_bytes
         return ""
 
     def do_drain(self, action: Action, body: Body | None, now_s: float, fails: bool) -> str:
         if fails or body is None:
             return "failed"
-        if body.serves or (body.level is Level.HOT and body.phase is Phase.PROVISIONING):
-            body.phase, body.until_s, body.due_s = Phase.DRAINING, action.until_s, None
+        if body.serves or (body.level is Level.HOT and body.phase is ReplicaPhase.PROVISIONING):
+            body.phase, body.until_s, body.due_s = ReplicaPhase.DRAINING, action.until_s, None
         return ""
 
     def do_demote(self, action: Action, body: Body | None, now_s: float, fails: bool) -> str:
-        if fails or body is None or body.phase is not Phase.DRAINING or self.refuses((HOST,), action.host_bytes):
+        if fails or body is None or body.phase is not ReplicaPhase.DRAINING or self.refuses((HOST,), action.host_bytes):
             return "failed"
         assert body.running == 0 or now_s >= body.until_s, f"{action.name} is demoted with {body.running} running"
         self.grant(action.name, (HOST,), action.host_bytes)
         body.host_bytes = action.host_bytes
-        body.running, body.phase, body.since_s, body.due_s = 0, Phase.DEMOTING, now_s, now_s + COPY_S
+        body.running, body.phase, body.since_s, body.due_s = 0, ReplicaPhase.DEMOTING, now_s, now_s + COPY_S
         return ""
 
     def end_if_due(self, name: str, now_s: float) -> str:
@@ -195,7 +195,7 @@ class Machine:
         self.changed = True
         if self.keeps_memory:
             body = self.bodies[name]
-            body.phase, body.running, body.due_s = Phase.GONE, 0, None
+            body.phase, body.running, body.due_s = ReplicaPhase.GONE, 0, None
         else:
             self.end(name)
 
@@ -212,7 +212,7 @@ class Machine:
                 yield name
             elif body.due_s is not None and now_s >= body.due_s:
                 self.changed = True
-                if body.phase is Phase.DEMOTING:
+                if body.phase is ReplicaPhase.DEMOTING:
                     body.level, body.turn = Level.WARM, body.turn + 1
                     body.become(Health.SOUND, now_s)
                 if body.level is Level.WARM:
@@ -220,7 +220,7 @@ class Machine:
                 if body.level is Level.HOT:
                     self.free(name, devices=False)
                     body.idle_s = now_s
-                body.phase, body.since_s, body.due_s, body.until_s = Phase.READY, now_s, None, 0.0
+                body.phase, body.since_s, body.due_s, body.until_s = ReplicaPhase.READY, now_s, None, 0.0
 
 
 DOES: dict[Verb, Callable[[Machine, Action, Body | None, float, bool], str]] = {

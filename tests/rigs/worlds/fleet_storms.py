@@ -13,9 +13,9 @@ from msgspec import structs
 
 from holdfast.fleet.actions import Action
 from holdfast.fleet.desired import Level, Model
-from holdfast.fleet.observed import Health, Phase
+from holdfast.fleet.observed import Health, ReplicaPhase
 from holdfast.fleet.room import HOST
-from holdfast.fleet.view import View
+from holdfast.fleet.view import FleetView
 from tests.rigs.worlds.fleet import World
 from tests.rigs.worlds.fleet_node import Body, Machine
 
@@ -150,7 +150,7 @@ class Storm:
         """It is noticed at once, or not."""
         machine = self.cut_off()
         if self.rng.random() < 0.7:
-            self.world.planner.view.lose(machine.name)
+            self.world.planner.view.mark_lost(machine.name)
 
     def befall_back(self) -> None:
         for machine in self.world.machines.values():
@@ -160,7 +160,7 @@ class Storm:
         if len(self.world.machines) <= self.machines_max:
             self.add_machine(f"n{len(self.world.machines)}")
 
-    def befall_wish(self) -> None:
+    def befall_deploy(self) -> None:
         self.want(self.model(f"m{self.rng.randint(0, self.models_max)}"))
 
     def befall_scale(self) -> None:
@@ -177,7 +177,7 @@ class Storm:
             wanted = model.wanted - (model.wanted > 0 and self.rng.random() < 0.3)
             self.world.want(structs.replace(model, going=model.going | {action.serial}, wanted=wanted))
 
-    def befall_unwish(self) -> None:
+    def befall_remove(self) -> None:
         if self.world.models:
             self.world.unwant(self.rng.choice(list(self.world.models)))
 
@@ -212,8 +212,8 @@ class Storm:
                 body.running, body.idle_s = 0, self.world.now_s
 
     @property
-    def view(self) -> View:
-        found: View = self.world.planner.view
+    def view(self) -> FleetView:
+        found: FleetView = self.world.planner.view
         return found
 
     @property
@@ -223,15 +223,15 @@ class Storm:
 
     def is_at_rest(self) -> bool:
         world, view = self.world, self.view
-        moving = any(body.phase is not Phase.READY for _, body in world.bodies())
-        backing_off = any(tries.again_s > world.now_s for tries in view.tries.values())
+        moving = any(body.phase is not ReplicaPhase.READY for _, body in world.bodies())
+        backing_off = any(tries.retry_at_s > world.now_s for tries in view.tries.values())
         young = any(body.serves and world.now_s < body.since_s + 60.0 for _, body in world.bodies())
-        return not (moving or view.flying or backing_off or young)
+        return not (moving or view.pending or backing_off or young)
 
     def ready(self, model: Model) -> list[Body]:
         """Return the replicas of a model that count: at their level, and in good health."""
         bodies = [body for _, body in self.world.bodies() if body.action.model == model.key]
-        return [body for body in bodies if body.phase is Phase.READY and body.is_sound]
+        return [body for body in bodies if body.phase is ReplicaPhase.READY and body.is_sound]
 
     def check(self, model: Model) -> None:
         """As many serve as are wanted, of the right version; if not, no node has room for one more."""

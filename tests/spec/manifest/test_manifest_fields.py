@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import yaml
 
-from holdfast.fleet.wishing import model_of, scaling_of
+from holdfast.fleet.desired_changes import model_from_service, scaling_from
 from holdfast.rollout.revision import revision_of
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.parts import Section
@@ -190,7 +190,7 @@ def outcome(text: str) -> Any:
         return problems(text)
     plans = [str(msgspec.to_builtins(pod)).replace(pod.namespace[-8:], "HASH") for pod in pods(manifest)]
     kept = {
-        name: (model_of(name, one, "HASH", 1), scaling_of(one.fleet.autoscale))
+        name: (model_from_service(name, one, "HASH", 1), scaling_from(one.fleet.autoscale))
         for name, one in manifest.of_type("worker").items()
     }
     parts = revision_of(manifest, 1).parts.values()

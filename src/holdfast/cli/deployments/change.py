@@ -31,7 +31,7 @@ from holdfast.cli.deployments.files import Written, read_manifest, said_in, shap
 from holdfast.cli.deployments.waiting import DryRun, Timeout, Wait, in_place, seconds
 from holdfast.cli.deployments.words import Format, as_object, written
 from holdfast.cli.fleet import manifest
-from holdfast.cli.fleet.waiting import Manner
+from holdfast.cli.fleet.waiting import WaitOptions
 from holdfast.cli.screen import Screen
 from holdfast.cli.terminal import Terminal, write_out
 from holdfast.core.errors import Refused, UndecidedError, UserError
@@ -62,8 +62,8 @@ class Apply(CommandOptions, frozen=True):
         if fleet := manifest.fleet_of(said, self.store, env):
             if self.output:
                 raise UsageError(f"-o: {fleet} is a fleet, whose models `holdfast get models --json` shows")
-            manner = Manner(self.wait, timeout_s, as_json=False)
-            return manifest.apply(said, self.store, env, manner, dry_run=self.dry_run)
+            options = WaitOptions(self.wait, timeout_s, as_json=False)
+            return manifest.apply(said, self.store, env, options, dry_run=self.dry_run)
         url, files = store_of(self.store, env.state_dir), SecretFiles(env.state_dir, env.secrets_dir)
         asked = read_manifest(said, env.state_dir, handed_on(), None if self.store else files)
         return answered(self._apply(asked, url, timeout_s, files))

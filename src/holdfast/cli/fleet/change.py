@@ -1,6 +1,6 @@
-"""`holdfast scale` and `holdfast evict`: other numbers of a model that is there, or none.
+"""`holdfast scale` and `holdfast evict`: change the number of a model's replicas, or remove them.
 
-Always true: only the wish is written, from what it is at that moment.
+Always true: only the desired state is written, from what is stored at that moment.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Annotated
 from holdfast.cli.arguments import CommandOptions, Json
 from holdfast.cli.deployments.book import StoreOption, answered
 from holdfast.cli.deployments.waiting import Timeout, Wait, seconds
-from holdfast.cli.fleet.seen import DeploymentOption, Fleet, Key, fleet_at, where
-from holdfast.cli.fleet.waiting import Manner, end
+from holdfast.cli.fleet.observed import DeploymentOption, FleetStore, Key, fleet_at, where
+from holdfast.cli.fleet.waiting import WaitOptions, end
 from holdfast.core.errors import UserError
 from holdfast.fleet.desired import Level, Model
-from holdfast.fleet.observed import Phase, Replica
-from holdfast.fleet.records import Wish, scaled
-from holdfast.fleet.wishing import evicted, forgotten, one_evicted
+from holdfast.fleet.desired_changes import evict_all, evict_one, remove_model, scale_to
+from holdfast.fleet.observed import Replica, ReplicaPhase
+from holdfast.fleet.records import DesiredModel
 from holdfast.settings import Environment
 from holdfast.spec.arguments import UsageError
 from holdfast.spec.manifest.fleet import REPLICAS_MAX
@@ -39,18 +39,18 @@ class Scale(CommandOptions, frozen=True):
     store: StoreOption = ""
 
     def run(self, env: Environment) -> int:
-        manner = Manner(self.wait, seconds("--timeout", self.timeout), self.json)
-        return answered(self._scale(where(self.store, env), env, manner))
+        options = WaitOptions(self.wait, seconds("--timeout", self.timeout), self.json)
+        return answered(self._scale(where(self.store, env), env, options))
 
-    async def _scale(self, url: str, env: Environment, manner: Manner) -> int:
+    async def _scale(self, url: str, env: Environment, options: WaitOptions) -> int:
         async with fleet_at(url, self.deployment, env) as fleet:
-            fleet.seen.check(self.key)
-            wish = await fleet.ask(self.key, scaled(self.key, self.replicas))
-            assert wish is not None, "who scales a model does not forget it"
+            fleet.observed.check(self.key)
+            desired = await fleet.ask(self.key, scale_to(self.key, self.replicas))
+            assert desired is not None, "scaling does not remove a model"
             told = f"model {self.key}: {self.replicas} desired"
-            if wish.scaling is not None:
+            if desired.scaling is not None:
                 told += "; autoscaling may change that"
-            return await end(fleet, self.key, wish, told, manner)
+            return await end(fleet, self.key, desired, told, options)
 
 
 class Evict(CommandOptions, frozen=True):
@@ -75,24 +75,24 @@ class Evict(CommandOptions, frozen=True):
             raise UsageError("--shrink needs a REPLICA; to change the number of replicas, use `holdfast scale KEY N`")
         if self.forget and self.replica:
             raise UsageError("--forget is for a model, and REPLICA is one of its replicas; leave one out")
-        manner = Manner(self.wait, seconds("--timeout", self.timeout), self.json)
-        return answered(self._evict(where(self.store, env), env, manner))
+        options = WaitOptions(self.wait, seconds("--timeout", self.timeout), self.json)
+        return answered(self._evict(where(self.store, env), env, options))
 
-    async def _evict(self, url: str, env: Environment, manner: Manner) -> int:
+    async def _evict(self, url: str, env: Environment, options: WaitOptions) -> int:
         async with fleet_at(url, self.deployment, env) as fleet:
-            fleet.seen.check(self.key)
+            fleet.observed.check(self.key)
             if self.replica:
-                return await self._evict_one(fleet, manner)
-            change = forgotten(self.key) if self.forget else evicted(self.key)
-            wish = await fleet.ask(self.key, change)
-            left = sum(one.on_devices or wish is None for one in fleet.seen.replicas(self.key))
+                return await self._evict_one(fleet, options)
+            change = remove_model(self.key) if self.forget else evict_all(self.key)
+            desired = await fleet.ask(self.key, change)
+            left = sum(one.on_devices or desired is None for one in fleet.observed.replicas(self.key))
             leave = f"; its {left} {'replica leaves' if left == 1 else 'replicas leave'} when requests have ended"
-            does = "forgotten" if wish is None else f"evicted: 0 desired, {_kept(wish)}"
+            does = "forgotten" if desired is None else f"evicted: 0 desired, {_kept(desired)}"
             what = f"model {self.key} {does}"
-            return await end(fleet, self.key, wish, what + (leave if left else ""), manner)
+            return await end(fleet, self.key, desired, what + (leave if left else ""), options)
 
-    async def _evict_one(self, fleet: Fleet, manner: Manner) -> int:
-        found = {one.serial: one for one in fleet.seen.replicas(self.key)}
+    async def _evict_one(self, fleet: FleetStore, options: WaitOptions) -> int:
+        found = {one.serial: one for one in fleet.observed.replicas(self.key)}
         names = {name: one for one in found.values() for name in (one.name, one.id, str(one.serial))}
         one = names.get(self.replica)
         if one is None:
@@ -100,22 +100,26 @@ class Evict(CommandOptions, frozen=True):
             raise UserError(f"{self.key} has no replica {self.replica!r}; it has {ids}")
         if self.shrink and one.level is Level.WARM:
             raise UserError(f"{one.id} is WARM and does not count as one of the desired replicas; leave --shrink out")
-        wish = await fleet.ask(self.key, one_evicted(self.key, one.serial, found, shrink=self.shrink))
-        assert wish is not None, "who evicts a replica does not forget its model"
+        desired = await fleet.ask(self.key, evict_one(self.key, one.serial, found, shrink=self.shrink))
+        assert desired is not None, "evicting a replica does not remove its model"
         leaves = "leaves host memory" if one.level is Level.WARM else "leaves when its requests have ended"
-        instead = f"{wish.model.hot} desired" if self.shrink else _instead(wish.model, found.values())
+        instead = f"{desired.model.hot} desired" if self.shrink else _instead(desired.model, found.values())
         told = f"replica {one.id} of {self.key} on {one.node} {leaves}; {instead}"
-        return await end(fleet, self.key, wish, told, manner)
+        return await end(fleet, self.key, desired, told, options)
 
 
 def _instead(model: Model, replicas: Iterable[Replica]) -> str:
-    """Whether another comes for those that are to go."""
-    stay = [one for one in replicas if one.serial not in model.going and one.phase in (Phase.PROVISIONING, Phase.READY)]
+    """Return, in words, whether a replacement will be started for the evicted replicas."""
+    stay = [
+        one
+        for one in replicas
+        if one.serial not in model.going and one.phase in (ReplicaPhase.PROVISIONING, ReplicaPhase.READY)
+    ]
     hot = sum(one.level is Level.HOT for one in stay)
     if hot < model.hot or len(stay) < model.kept:
         return "another will be started in its place"
     return f"not replaced: {model.hot} desired" + (f", {hot} HOT without it" if hot else "")
 
 
-def _kept(wish: Wish) -> str:
-    return "WARM at most, until its host memory is needed" if wish.model.host_bytes else "none kept"
+def _kept(desired: DesiredModel) -> str:
+    return "WARM at most, until its host memory is needed" if desired.model.host_bytes else "none kept"

@@ -1,7 +1,7 @@
-"""`holdfast deploy`: ask a fleet for a model, or for another of what it has.
+"""`holdfast deploy`: deploy a model to a fleet, or change one.
 
-Always true: only the wish is written; whoever carries it out hears of it from the store. Every mistake is told at once,
-and then nothing is asked for.
+Always true: only the desired state is written, and control acts on it; all mistakes are reported at once, and then
+nothing is written.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from msgspec.structs import replace
 from holdfast.cli.arguments import CommandOptions, Filename, Json
 from holdfast.cli.deployments.book import StoreOption, answered
 from holdfast.cli.deployments.waiting import Timeout, Wait, seconds
-from holdfast.cli.fleet.hope import trouble_of
-from holdfast.cli.fleet.seen import DeploymentOption, Fleet, FleetSeen, fleet_at, where
-from holdfast.cli.fleet.waiting import Manner, end
+from holdfast.cli.fleet.observed import DeploymentOption, FleetStore, ObservedFleet, fleet_at, where
+from holdfast.cli.fleet.waiting import WaitOptions, end, trouble_of
 from holdfast.cli.fleet.written import ModelText, as_section, as_words, from_file, from_words, idle_words
 from holdfast.cli.terminal import Terminal
 from holdfast.core.errors import Refused, UserError
 from holdfast.fleet.desired import Model
-from holdfast.fleet.prospects import too_large
-from holdfast.fleet.records import Wish
-from holdfast.fleet.wishing import check_name, deployed, model_of, scaling_of, undone
+from holdfast.fleet.desired_changes import check_name, deploy, model_from_service, scaling_from, undo_deploy
+from holdfast.fleet.outlook import too_large
+from holdfast.fleet.records import DesiredModel
 from holdfast.roles.model_names import named
 from holdfast.roles.small_files import canary_text, template_path
 from holdfast.settings import Environment, handed_on
@@ -79,20 +78,20 @@ class Deploy(CommandOptions, frozen=True):
     def run(self, env: Environment) -> int:
         if not self.key and self.file is None:
             raise UsageError("`holdfast deploy` needs KEY, what the model is called, or -f FILE")
-        manner = Manner(self.wait, seconds("--timeout", self.timeout), self.json)
-        return answered(self._deploy(where(self.store, env), env, manner))
+        options = WaitOptions(self.wait, seconds("--timeout", self.timeout), self.json)
+        return answered(self._deploy(where(self.store, env), env, options))
 
-    async def _deploy(self, url: str, env: Environment, manner: Manner) -> int:
-        # Who names a store may mean nodes elsewhere, whose directories nobody knows here.
+    async def _deploy(self, url: str, env: Environment, options: WaitOptions) -> int:
+        # With --store the nodes may be elsewhere, and their directories are not known here.
         machine = Machine(Path("/") if self.store else env.state_dir, handed_on(), store=url)
         text = from_file(self.file, machine) if self.file is not None else None
         if text is not None and self.key not in ("", text.key):
             raise Refused(f"KEY is {self.key}, and the service in {self.file} is {text.key}; leave KEY out")
         async with fleet_at(url, text.manifest.name if text is not None else self.deployment, env) as fleet:
-            return await _ask(fleet, text or self._written(fleet.deployment, machine), manner)
+            return await _ask(fleet, text or self._written(fleet.deployment, machine), options)
 
     def _written(self, deployment: str, machine: Machine) -> ModelText:
-        """Refused, after every mistake was told."""
+        """Return the model's manifest; Refused, after all mistakes were printed."""
         wrong = idle_words(self.fleet)
         try:
             worker = self._worker()
@@ -108,7 +107,7 @@ class Deploy(CommandOptions, frozen=True):
         return text
 
     def _worker(self) -> WorkerLaunch:
-        """With paths that mean the same wherever it runs."""
+        """Return the worker with absolute paths."""
         worker = self.worker
         if worker.engine not in ENGINES:
             raise UserError(f"--engine {worker.engine}: there is no such engine; there are {', '.join(ENGINES)}")
@@ -117,7 +116,7 @@ class Deploy(CommandOptions, frozen=True):
         return replace(worker, source=source, chat_template=template, canary_prompts=canaries)
 
     def _service(self, worker: WorkerLaunch) -> dict[str, Any]:
-        """As a manifest has it."""
+        """Return the service in a manifest's form."""
         plain = Deploy()
         words = as_words(plain.worker, worker, options_of(plain, "deploy"))
         sim_name = self.worker.source if worker.engine == "sim" else ""
@@ -132,20 +131,22 @@ class Deploy(CommandOptions, frozen=True):
         }
 
 
-async def _ask(fleet: Fleet, text: ModelText, manner: Manner) -> int:
+async def _ask(fleet: FleetStore, text: ModelText, options: WaitOptions) -> int:
     ((after, told),) = await ask_for(fleet, [text])
-    for doubt in _doubts(fleet.seen, after.model):
+    for doubt in _doubts(fleet.observed, after.model):
         Terminal(sys.stderr).line(f"{text.key}: warning: {doubt}", "yellow")
-    return await end(fleet, text.key, after, told, manner)
+    return await end(fleet, text.key, after, told, options)
 
 
-async def ask_for(fleet: Fleet, texts: Sequence[ModelText], *, dry_run: bool = False) -> list[tuple[Wish, str]]:
-    """What is wanted of those models from now on, and what that changes, in words; with `dry_run` it is not asked.
-    UserError, before any is asked for, if clients could not tell them from each other, or from what is there."""
-    wishes = {text.key: _wish_of(text) for text in texts}
-    for wish in wishes.values():
-        check_name(wish, {**fleet.seen.wishes, **wishes})
-    asked = [await _asked(fleet, text, wishes[text.key], dry_run) for text in texts]
+async def ask_for(
+    fleet: FleetStore, texts: Sequence[ModelText], *, dry_run: bool = False
+) -> list[tuple[DesiredModel, str]]:
+    """Write the desired state of these models; return it, and what that changes, in words. With `dry_run` nothing is
+    written. UserError, before anything is written, if two models would have one name."""
+    desired_models = {text.key: _desired_of(text) for text in texts}
+    for desired in desired_models.values():
+        check_name(desired, {**fleet.observed.desired, **desired_models})
+    asked = [await _asked(fleet, text, desired_models[text.key], dry_run) for text in texts]
     if not dry_run:
         for _, after in asked:
             await fleet.known(after.model.key, after)
@@ -154,49 +155,51 @@ async def ask_for(fleet: Fleet, texts: Sequence[ModelText], *, dry_run: bool = F
     return [(after, _told(before, after)) for before, after in asked]
 
 
-def _wish_of(text: ModelText) -> Wish:
+def _desired_of(text: ModelText) -> DesiredModel:
     try:
-        model = model_of(text.key, text.service, text.version, text.needed_bytes)
+        model = model_from_service(text.key, text.service, text.version, text.needed_bytes)
     except ValueError as error:
         raise Refused(str(error)) from error
-    scaling = scaling_of(text.service.fleet.autoscale)
-    return Wish(name=text.name, model=model, manifest=text.text, scaling=scaling, at_unix_s=time.time())
+    scaling = scaling_from(text.service.fleet.autoscale)
+    return DesiredModel(name=text.name, model=model, manifest=text.text, scaling=scaling, at_unix_s=time.time())
 
 
-async def _asked(fleet: Fleet, text: ModelText, wish: Wish, dry_run: bool) -> tuple[Wish | None, Wish]:
-    """How it was wanted before, and how from now on."""
-    found: list[Wish | None] = []
+async def _asked(
+    fleet: FleetStore, text: ModelText, desired: DesiredModel, dry_run: bool
+) -> tuple[DesiredModel | None, DesiredModel]:
+    """Return the desired state before and after."""
+    found: list[DesiredModel | None] = []
 
-    def noted(before: Wish | None) -> Wish | None:
+    def noted(before: DesiredModel | None) -> DesiredModel | None:
         found[:] = [before]
-        if before is None or before.scaling is None or wish.scaling is None:
-            return deployed(wish, counts=text.counts)(before)
+        if before is None or before.scaling is None or desired.scaling is None:
+            return deploy(desired, counts=text.counts)(before)
         # Its traffic may have said how many since: what is asked for again as before is no other word.
         is_new = _count_in(before.manifest, text.key) != _count_in(text.text, text.key)
-        after = deployed(wish, counts=text.counts and is_new)(before)
+        after = deploy(desired, counts=text.counts and is_new)(before)
         return replace(before, manifest=text.text) if is_new and after == before else after
 
-    after = noted(fleet.seen.wishes.get(text.key)) if dry_run else await fleet.ask(text.key, noted)
-    assert after is not None, "who deploys a model does not forget it"
+    after = noted(fleet.observed.desired.get(text.key)) if dry_run else await fleet.ask(text.key, noted)
+    assert after is not None, "deploying does not remove a model"
     return found[0], after
 
 
-async def _be_alone(fleet: Fleet, asked: Wish, before: Wish | None) -> None:
-    """Two may ask for one name at the same instant: whoever was later reads the other's wish with its own, and takes
-    its own back. UserError then. It may be that both do."""
+async def _be_alone(fleet: FleetStore, asked: DesiredModel, before: DesiredModel | None) -> None:
+    """Undo a deploy if another deployed the same name at the same moment: the later one reads both, and undoes its own.
+    UserError then. It may be that both do."""
     try:
-        check_name(asked, fleet.seen.wishes)
+        check_name(asked, fleet.observed.desired)
     except UserError:
-        await fleet.ask(asked.model.key, undone(asked, before))
+        await fleet.ask(asked.model.key, undo_deploy(asked, before))
         raise
 
 
 def _count_in(manifest: str, key: str) -> Any:
-    """How many it says are wanted; None: it does not."""
+    """Return the number of replicas that it says; None: it does not."""
     return plain(manifest)["spec"]["services"][key].get("replicas")
 
 
-def _told(before: Wish | None, after: Wish) -> str:
+def _told(before: DesiredModel | None, after: DesiredModel) -> str:
     model = after.model
     wanted = f"{model.hot} desired, served as {after.name}"
     if before is None:
@@ -208,9 +211,12 @@ def _told(before: Wish | None, after: Wish) -> str:
     return f"model {model.key} changed: version {model.version} in place of {before.model.version}, {wanted}"
 
 
-def _doubts(seen: FleetSeen, model: Model) -> list[str]:
-    """What may keep it from coming, as things are."""
-    strangers = sorted(model.nodes - seen.nodes.keys()) if seen.nodes else []
-    known = f"there is {', '.join(sorted(seen.nodes))}"
-    unknown = [f"no node {one} is there now; {meant(one, seen.nodes, known)}" for one in strangers]
-    return [*unknown, *filter(None, (trouble_of(seen), too_large((one.node for one in seen.nodes.values()), model)))]
+def _doubts(observed: ObservedFleet, model: Model) -> list[str]:
+    """Return what may keep the model from being placed now."""
+    strangers = sorted(model.nodes - observed.nodes.keys()) if observed.nodes else []
+    known = f"there is {', '.join(sorted(observed.nodes))}"
+    unknown = [f"no node {one} is there now; {meant(one, observed.nodes, known)}" for one in strangers]
+    return [
+        *unknown,
+        *filter(None, (trouble_of(observed), too_large((one.node for one in observed.nodes.values()), model))),
+    ]

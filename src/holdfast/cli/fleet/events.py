@@ -1,4 +1,5 @@
-"""`holdfast get events`: what happens in a fleet, from the store itself; the same as a Redis is told (`--redis`)."""
+"""`holdfast get events`: show the events of a fleet, read from the store; control sends the same to Redis
+(`--redis`)."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ import msgspec
 
 from holdfast.cli.arguments import CommandOptions, Json
 from holdfast.cli.deployments.book import StoreOption, answered
-from holdfast.cli.fleet.seen import PREFIXES, DeploymentOption, fleet_at, where
+from holdfast.cli.fleet.observed import PREFIXES, DeploymentOption, fleet_at, where
 from holdfast.cli.terminal import Terminal, write_out
 from holdfast.discovery.keys import ORDERS, REPORTS
-from holdfast.fleet.events import Change, Fact, Outages, Reader, changes, outlasting
+from holdfast.fleet.events import Fact, FactChange, FactReader, StoreOutages, changes, keep_leased
 from holdfast.settings import Environment
 from holdfast.spec.settings import about
 
@@ -33,13 +34,13 @@ class Events(CommandOptions, frozen=True):
         return answered(self._run(where(self.store, env), env))
 
     async def _run(self, url: str, env: Environment) -> int:
-        terminal, outages, number, before = Terminal(), Outages(), 0, dict[str, Fact]()
+        terminal, outages, number, before = Terminal(), StoreOutages(), 0, dict[str, Fact]()
         async with fleet_at(url, self.deployment, env, ALL) as fleet:
-            reader = Reader(fleet.deployment)
+            reader = FactReader(fleet.deployment)
             while terminal.is_shown:
                 now = reader.read(fleet.book.values)
                 if left_s := outages.left_s(fleet.book.outages, time.monotonic()):
-                    now = outlasting(before, now)
+                    now = keep_leased(before, now)
                 for change in changes(before, now, fleet.deployment, time.time()):
                     if change.event is not None:
                         number += 1
@@ -50,7 +51,7 @@ class Events(CommandOptions, frozen=True):
                 await fleet.book.news(min(left_s or LOOK_S, LOOK_S))
         raise BrokenPipeError
 
-    def _line(self, change: Change, number: int) -> str:
+    def _line(self, change: FactChange, number: int) -> str:
         event = change.event
         assert event is not None, "asked for one"
         if self.json:

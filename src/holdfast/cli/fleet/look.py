@@ -1,4 +1,4 @@
-"""`holdfast get models` and `holdfast get nodes`: what is wanted of a fleet, what is there, and where."""
+"""`holdfast get models` and `holdfast get nodes`: show a fleet's desired and observed state."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import msgspec
 
 from holdfast.cli.arguments import CommandOptions, Json
 from holdfast.cli.deployments.book import StoreOption, answered
-from holdfast.cli.fleet.hope import trouble_of
-from holdfast.cli.fleet.seen import DeploymentOption, Fleet, FleetSeen, fleet_at, where
+from holdfast.cli.fleet.observed import DeploymentOption, FleetStore, ObservedFleet, fleet_at, where
+from holdfast.cli.fleet.waiting import trouble_of
 from holdfast.cli.fleet.words import NodeShown, model_shown, node_shown, show_models, show_nodes
 from holdfast.cli.screen import Screen
 from holdfast.cli.status import show_json
@@ -24,7 +24,7 @@ LOOK_S = 1.0  # between two pages, where nothing happens: ages grow
 CLEARED = "\x1b[H\x1b[2J"
 
 Watch = Annotated[bool, about("Show again after every change, until Ctrl-C.", flag="--watch", short="-w")]
-Show = Callable[[Screen, FleetSeen], None]
+Show = Callable[[Screen, ObservedFleet], None]
 
 
 class Models(CommandOptions, frozen=True):
@@ -42,21 +42,21 @@ class Models(CommandOptions, frozen=True):
     async def _run(self, url: str, env: Environment) -> int:
         async with fleet_at(url, self.deployment, env) as fleet:
             if self.key:
-                fleet.seen.check(self.key)
+                fleet.observed.check(self.key)
             return await _shown(fleet, self._object, self._show, as_json=self.json, watch=self.watch)
 
-    def _object(self, seen: FleetSeen) -> Any:
+    def _object(self, observed: ObservedFleet) -> Any:
         if self.key:
-            return model_shown(seen, self.key)
-        return [model_shown(seen, key) for key in seen.keys]
+            return model_shown(observed, self.key)
+        return [model_shown(observed, key) for key in observed.keys]
 
-    def _show(self, screen: Screen, seen: FleetSeen) -> None:
-        keys = [self.key] if self.key else seen.keys
+    def _show(self, screen: Screen, observed: ObservedFleet) -> None:
+        keys = [self.key] if self.key else observed.keys
         if not keys:
             screen.line("this fleet has no models; `holdfast deploy KEY --model …` adds one")
             return
-        show_models(screen, [model_shown(seen, key) for key in keys], time.time())
-        if trouble := trouble_of(seen):
+        show_models(screen, [model_shown(observed, key) for key in keys], time.time())
+        if trouble := trouble_of(observed):
             screen.line(f"\n{trouble}", style="yellow")
 
 
@@ -75,39 +75,41 @@ class Nodes(CommandOptions, frozen=True):
         async with fleet_at(url, self.deployment, env) as fleet:
             return await _shown(fleet, self._object, self._show, as_json=self.json, watch=self.watch)
 
-    def _object(self, seen: FleetSeen) -> Any:
-        return _nodes(seen)
+    def _object(self, observed: ObservedFleet) -> Any:
+        return _nodes(observed)
 
-    def _show(self, screen: Screen, seen: FleetSeen) -> None:
-        if seen.nodes:
-            show_nodes(screen, _nodes(seen), time.time())
-        if trouble := trouble_of(seen):
+    def _show(self, screen: Screen, observed: ObservedFleet) -> None:
+        if observed.nodes:
+            show_nodes(screen, _nodes(observed), time.time())
+        if trouble := trouble_of(observed):
             screen.line(trouble, style="yellow")
 
 
-def _nodes(seen: FleetSeen) -> list[NodeShown]:
-    return [node_shown(one, lost=name in seen.book.lost) for name, one in sorted(seen.nodes.items())]
+def _nodes(observed: ObservedFleet) -> list[NodeShown]:
+    return [node_shown(one, lost=name in observed.record.lost) for name, one in sorted(observed.nodes.items())]
 
 
-async def _shown(fleet: Fleet, made: Callable[[FleetSeen], Any], show: Show, *, as_json: bool, watch: bool) -> int:
-    """One page or, with `watch`, one for every change: on a terminal in place of the last, as JSON a line each."""
+async def _shown(
+    fleet: FleetStore, made: Callable[[ObservedFleet], Any], show: Show, *, as_json: bool, watch: bool
+) -> int:
+    """Show one page or, with `watch`, one for every change: on a terminal in place of the last, as JSON a line each."""
     if not watch:
         if as_json:
-            return show_json(made(fleet.seen))
-        show(Screen(), fleet.seen)
+            return show_json(made(fleet.observed))
+        show(Screen(), fleet.observed)
         return 0
     terminal, last = Terminal(), ""
     moves = terminal.can_move and not as_json
     while terminal.is_shown:
-        found = msgspec.json.encode(made(fleet.seen)).decode()
-        text = f"{found}\n" if as_json else _page(terminal, show, fleet.seen)
+        found = msgspec.json.encode(made(fleet.observed)).decode()
+        text = f"{found}\n" if as_json else _page(terminal, show, fleet.observed)
         if last != (last := text if moves else found):  # only where one page replaces another, ages are worth one
             write_out(CLEARED + text if moves else text)
         await fleet.book.news(LOOK_S)
     raise BrokenPipeError
 
 
-def _page(terminal: Terminal, show: Show, seen: FleetSeen) -> str:
+def _page(terminal: Terminal, show: Show, observed: ObservedFleet) -> str:
     page = io.StringIO()
-    show(Screen(Terminal(page, terminal.width, Looks(terminal.colour, dumb=False))), seen)
+    show(Screen(Terminal(page, terminal.width, Looks(terminal.colour, dumb=False))), observed)
     return page.getvalue()

@@ -1,8 +1,8 @@
-"""A whole manifest onto a fleet: each of its worker services is a model wished for, as `holdfast deploy -f` does
-for one; its frontends and planners are the fleet's own processes.
+"""Applies a whole manifest to a fleet: each of its worker services is a desired model, as with `holdfast deploy -f`;
+its frontends and planners are the fleet's own processes.
 
-Always true: there is one way from a wish to processes; every mistake is told before anything is asked for; a model that
-the manifest does not have stays as it is, and is named.
+Always true: there is one way from desired state to processes; all mistakes are reported before anything is written; a
+model that is not in the manifest stays as it is, and is named.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from holdfast.cli.deployments.book import WITH_FLEETS, answered, opened, store_of
 from holdfast.cli.deployments.files import Said, Written, shaped
 from holdfast.cli.fleet.deploy import ask_for
-from holdfast.cli.fleet.seen import PREFIXES, Fleet, fleet_at
-from holdfast.cli.fleet.waiting import Manner, all_in_place
+from holdfast.cli.fleet.observed import PREFIXES, FleetStore, fleet_at
+from holdfast.cli.fleet.waiting import WaitOptions, all_in_place
 from holdfast.cli.fleet.written import NO_FRONTEND, ModelText, each_of, rules_of_all
 from holdfast.cli.terminal import Terminal, write_out
 from holdfast.core.address import TcpAddress, parse_address
@@ -36,7 +36,7 @@ COLOURS = {"+": "green", "-": "red", "@": "dim"}
 
 
 def fleet_of(said: Said, store: str, env: Environment) -> str:
-    """The fleet that a manifest is for, by its name; "": it is for none, or that cannot be told."""
+    """Return the name of the fleet that a manifest is for; "": it is for none, or that is not known."""
     manifest = check(said.data).manifest
     if manifest is None:
         return ""
@@ -54,16 +54,16 @@ async def _is_fleet(url: str, name: str) -> bool:
 
 
 def models_in(said: Said, machine: Machine) -> tuple[Written, list[ModelText]]:
-    """Refused, after every mistake was told by line."""
+    """Return the manifest's models; Refused, after all mistakes were printed by line."""
     written = shaped(said, rules_of_all(machine), hushed=(NO_FRONTEND,))
     return written, each_of(written, machine)
 
 
-def apply(said: Said, store: str, env: Environment, manner: Manner, *, dry_run: bool) -> int:
+def apply(said: Said, store: str, env: Environment, options: WaitOptions, *, dry_run: bool) -> int:
     url = store_of(store, env.state_dir)
     written, texts = models_in(said, Machine(Path("/") if store else env.state_dir, handed_on(), store=url))
     own = [pod.service for pod in pods(written.manifest) if pod.component_type in (FRONTEND, PLANNER)]
-    status = answered(_apply(url, written.manifest.name, texts, env, manner, dry_run))
+    status = answered(_apply(url, written.manifest.name, texts, env, options, dry_run))
     if own:
         which = f"{', '.join(own)}: as `holdfast up` started {'it' if len(own) == 1 else 'them'}"
         Terminal().line(f"{which}; models alone are changed while a fleet runs", "dim")
@@ -71,23 +71,23 @@ def apply(said: Said, store: str, env: Environment, manner: Manner, *, dry_run: 
 
 
 async def _apply(
-    url: str, name: str, texts: Sequence[ModelText], env: Environment, manner: Manner, dry_run: bool
+    url: str, name: str, texts: Sequence[ModelText], env: Environment, options: WaitOptions, dry_run: bool
 ) -> int:
     async with fleet_at(url, name, env) as fleet:
         asked = await ask_for(fleet, texts, dry_run=dry_run)
         for _, told in asked:
             write_out(f"{told}{' (dry run)' if dry_run else ''}\n")
-        others = sorted(fleet.seen.wishes.keys() - {text.key for text in texts})
+        others = sorted(fleet.observed.desired.keys() - {text.key for text in texts})
         if others:
             which = f"{', '.join(others)} {'is' if len(others) == 1 else 'are'} not in it, and not changed"
             Terminal().line(f"{which}; `holdfast evict KEY --forget` takes one away", "dim")
-        if manner.wait and not dry_run:
-            await all_in_place(fleet, [wish for wish, _ in asked], manner.timeout_s)
+        if options.wait and not dry_run:
+            await all_in_place(fleet, [desired for desired, _ in asked], options.timeout_s)
     return 0
 
 
 def diff(said: Said, store: str, env: Environment) -> int:
-    """As `holdfast diff`, of its models."""
+    """Show what applying the manifest would change, as `holdfast diff` does."""
     url = store_of(store, env.state_dir)
     written, texts = models_in(said, Machine(Path("/") if store else env.state_dir, handed_on(), store=url))
     return answered(_diff(url, written.manifest.name, texts, env))
@@ -95,13 +95,13 @@ def diff(said: Said, store: str, env: Environment) -> int:
 
 async def _diff(url: str, name: str, texts: Sequence[ModelText], env: Environment) -> int:
     async with fleet_at(url, name, env) as fleet:
-        wishes = fleet.seen.wishes
+        desired_models = fleet.observed.desired
     terminal, differs = Terminal(), False
     for text in texts:
-        wish = wishes.get(text.key)
-        before = in_yaml(plain(wish.manifest), in_order_of_names=True).splitlines() if wish is not None else []
+        desired = desired_models.get(text.key)
+        before = in_yaml(plain(desired.manifest), in_order_of_names=True).splitlines() if desired is not None else []
         after = in_yaml(plain(text.text), in_order_of_names=True).splitlines()
-        held = f"model {text.key}, generation {wish.model.generation}" if wish is not None else "nothing"
+        held = f"model {text.key}, generation {desired.model.generation}" if desired is not None else "nothing"
         for line in difflib.unified_diff(before, after, held, "asked for", lineterm=""):
             terminal.line(line, COLOURS.get(line[:1], ""))
             differs = True
@@ -112,7 +112,8 @@ async def _diff(url: str, name: str, texts: Sequence[ModelText], env: Environmen
 
 
 def fleet_spec(spec: DeploymentSpec, manifest: Manifest, machine: Machine) -> DeploymentSpec:
-    """With as many frontends and controls as the manifest has, told what its first of each are."""
+    """Return the fleet's processes: as many frontends and controls as the manifest has, with the settings of the
+    first."""
     spec = replace(spec, name=manifest.name)
     for pod in pods(manifest):
         if pod.component_type not in (FRONTEND, PLANNER) or not pod.replicas:
@@ -127,9 +128,9 @@ def fleet_spec(spec: DeploymentSpec, manifest: Manifest, machine: Machine) -> De
     return spec
 
 
-async def wish_for(url: str, deployment: str, texts: Sequence[ModelText]) -> list[str]:
-    """Ask for all of them; what that changed."""
+async def deploy_all(url: str, deployment: str, texts: Sequence[ModelText]) -> list[str]:
+    """Deploy all models; return what that changed, in words."""
     async with opened(url, PREFIXES) as book:
         await book.whole()
-        fleet = Fleet(book, deployment)
+        fleet = FleetStore(book, deployment)
         return [told for _, told in await ask_for(fleet, texts)]

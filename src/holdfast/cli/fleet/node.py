@@ -1,6 +1,6 @@
 """`holdfast node join`: join a fleet with this machine as one more node.
 
-Always true: who is told that it has joined finds it in `holdfast get nodes`; a name that somebody has is nobody else's.
+Always true: a node that is reported as joined is in `holdfast get nodes`; no two nodes of a fleet have one name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast import __version__
 from holdfast.cli.arguments import CommandOptions
 from holdfast.cli.checks import check_machine, own
 from holdfast.cli.deployments.book import ANSWER_S, StoreOption, answered, opened
-from holdfast.cli.fleet.seen import PREFIXES, DeploymentOption, Fleet, fleet_at, where
+from holdfast.cli.fleet.observed import PREFIXES, DeploymentOption, FleetStore, fleet_at, where
 from holdfast.cli.fleet_up import node_name, totals_of
 from holdfast.cli.keeping import keep, taken_lock
 from holdfast.cli.manifest_up import ALL
@@ -71,7 +71,7 @@ class Node(CommandOptions, frozen=True):
             check_machine()
             check_state_dir(state_dir)
             totals = totals_of(replace(self.spec, gpus=choose("torch", self.device, ALL).gpus))
-        if not state_dir.exists():  # who is refused leaves nothing behind
+        if not state_dir.exists():  # a refused command leaves nothing behind
             answered(self._fleet(url, name, env))
         with refuse_user_errors():
             own(env.state_dir)
@@ -94,20 +94,20 @@ class Node(CommandOptions, frozen=True):
             os.close(lock)
 
     async def _fleet(self, url: str, name: str, env: Environment) -> str:
-        """The one to join. UserError, if there is none, or somebody has the name."""
+        """Return the fleet to join. UserError, if there is none, or it has a node of that name."""
         async with fleet_at(url, self.deployment, env) as fleet:
             loop = asyncio.get_running_loop()
             until_s = loop.time() + LEASE_S
-            while (found := fleet.seen.nodes.get(name)) is not None:
+            while (found := fleet.observed.nodes.get(name)) is not None:
                 if _lives_here(found) or loop.time() > until_s:
-                    who = f"pid {found.pid} on {found.host}"
-                    raise UserError(f"{fleet.deployment} has a node {name} ({who}); choose another name with --node")
+                    agent = f"pid {found.pid} on {found.host}"
+                    raise UserError(f"{fleet.deployment} has a node {name} ({agent}); choose another name with --node")
                 await fleet.book.news(until_s - loop.time())
             return fleet.deployment
 
 
 def _lives_here(record: NodeRecord) -> bool:
-    """Whether its agent is a process of this machine that has not ended. Of others only their lease tells."""
+    """Return True if its agent is a running process of this machine; of other machines only the lease says so."""
     return record.host == os.uname().nodename and read_process(record.pid) is not None
 
 
@@ -120,7 +120,7 @@ def _already(state_dir: Path, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """A node, and what is shown of it, in the foreground and detached alike."""
+    """A node that joins, and what is shown of it, in the foreground and detached alike."""
 
     screen: Screen
     kept: Joined
@@ -135,7 +135,7 @@ class Joining:
         return f"joining {self.kept.node.deployment} as {self.kept.node.name} …"
 
     async def follow(self, show: Callable[[Doing], None]) -> None:
-        """There is nothing to tell of."""
+        """Show nothing."""
 
     async def show(self, lack: str = "") -> None:
         site = self.kept.node
@@ -149,12 +149,12 @@ class Joining:
         self.screen.line(f"{logs} {shown}; {end}.")
 
     async def _untold(self) -> str:
-        """Until the fleet knows of it: ""; or that it does not in time."""
+        """Wait until the fleet lists the node; return "", or a warning if it does not in time."""
         site = self.kept.node
         async with opened(site.store, PREFIXES) as book:
-            fleet, loop = Fleet(book, site.deployment), asyncio.get_running_loop()
+            fleet, loop = FleetStore(book, site.deployment), asyncio.get_running_loop()
             until_s = loop.time() + ANSWER_S
-            while site.name not in fleet.seen.nodes:
+            while site.name not in fleet.observed.nodes:
                 if loop.time() > until_s:
                     return f"the store {site.store} does not know of it yet"
                 await book.news(until_s - loop.time())

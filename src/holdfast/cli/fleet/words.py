@@ -8,19 +8,19 @@ from typing import Any
 import msgspec
 
 from holdfast.cli.deployments.words import age
-from holdfast.cli.fleet.seen import FleetSeen
+from holdfast.cli.fleet.observed import ObservedFleet
 from holdfast.cli.screen import Screen
 from holdfast.cli.terminal import Cell
 from holdfast.fleet.desired import Level
-from holdfast.fleet.observed import Health, Memory, Phase, Replica
-from holdfast.fleet.records import NodeRecord, Wish
+from holdfast.fleet.observed import Health, LeasedMemory, Replica, ReplicaPhase
+from holdfast.fleet.records import DesiredModel, NodeRecord
 from holdfast.fleet.scaling import Scaling
 from holdfast.spec.engines import GIB
 
 MODELS = ("model", "name", "version", "desired", "hot", "warm", "floor", "age")
 REPLICAS = ("replica", "node", "level", "phase", "running", "since", "version")
 NODES = ("node", "device", "leased", "total", "replicas", "agent", "reported")
-COLOURS = {Phase.READY: "green", Phase.GONE: "red"}
+COLOURS = {ReplicaPhase.READY: "green", ReplicaPhase.GONE: "red"}
 
 
 # -- for programs
@@ -41,7 +41,7 @@ class ReplicaShown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelShown(msgspec.Struct, frozen=True, kw_only=True):
-    """One model; what is wanted of it is None where only its replicas are left."""
+    """One model; its desired fields are None where only its replicas are left."""
 
     key: str
     name: str | None = None  # by which clients ask for it
@@ -61,7 +61,7 @@ class ModelShown(msgspec.Struct, frozen=True, kw_only=True):
     host_bytes: int | None = None
     autoscale: Scaling | None = None
     at_unix_s: float | None = None
-    unmet: str = ""  # why somebody is missing
+    unmet: str = ""  # why a replica is missing
     replicas: tuple[ReplicaShown, ...] = ()
 
 
@@ -83,21 +83,21 @@ class NodeShown(msgspec.Struct, frozen=True, kw_only=True):
     told_unix_s: float | None
 
 
-def model_shown(seen: FleetSeen, key: str) -> ModelShown:
-    wish = seen.wishes.get(key)
+def model_shown(observed: ObservedFleet, key: str) -> ModelShown:
+    desired = observed.desired.get(key)
     found: dict[str, Any] = {
-        "hot": len(seen.ready(key, Level.HOT)),
-        "warm": len(seen.ready(key, Level.WARM)),
-        "unmet": seen.book.unmet.get(key, ""),
-        "replicas": tuple(map(_replica, seen.replicas(key))),
+        "hot": len(observed.ready(key, Level.HOT)),
+        "warm": len(observed.ready(key, Level.WARM)),
+        "unmet": observed.record.unmet.get(key, ""),
+        "replicas": tuple(map(_replica, observed.replicas(key))),
     }
-    return ModelShown(key=key, **found, **(_wanted(wish) if wish is not None else {}))
+    return ModelShown(key=key, **found, **(_wanted(desired) if desired is not None else {}))
 
 
-def _wanted(wish: Wish) -> dict[str, Any]:
-    model = wish.model
+def _wanted(desired: DesiredModel) -> dict[str, Any]:
+    model = desired.model
     return {
-        "name": wish.name,
+        "name": desired.name,
         "version": model.version,
         "generation": model.generation,
         "wanted": model.hot,
@@ -110,8 +110,8 @@ def _wanted(wish: Wish) -> dict[str, Any]:
         "devices": model.devices,
         "device_bytes": model.device_bytes,
         "host_bytes": model.host_bytes,
-        "autoscale": wish.scaling,
-        "at_unix_s": wish.at_unix_s,
+        "autoscale": desired.scaling,
+        "at_unix_s": desired.at_unix_s,
     }
 
 
@@ -132,7 +132,7 @@ def _replica(one: Replica) -> ReplicaShown:
 
 
 def node_shown(record: NodeRecord, *, lost: bool = False) -> NodeShown:
-    """`lost`: control has not heard of it in time."""
+    """Return a node as commands show it. `lost`: it did not report in time."""
     node = record.node
     return NodeShown(
         name=node.name,
@@ -146,7 +146,7 @@ def node_shown(record: NodeRecord, *, lost: bool = False) -> NodeShown:
     )
 
 
-def _memory(name: str, memory: Memory) -> MemoryShown:
+def _memory(name: str, memory: LeasedMemory) -> MemoryShown:
     leases = dict(memory.leases)
     return MemoryShown(name=name, total_bytes=memory.total_bytes, leased_bytes=sum(leases.values()), leases=leases)
 
@@ -180,7 +180,9 @@ def _replica_row(one: ReplicaShown, version: str | None, now_s: float) -> list[C
         (one.name, ""),
         (" ".join((one.node, *one.devices)), ""),
         (one.level, ""),
-        (one.phase, COLOURS.get(Phase(one.phase), "yellow")) if one.health == Health.SOUND else (one.health, "red"),
+        (one.phase, COLOURS.get(ReplicaPhase(one.phase), "yellow"))
+        if one.health == Health.SOUND
+        else (one.health, "red"),
         (str(one.running), ""),
         (age(now_s - one.since_unix_s) if one.since_unix_s else "", ""),
         (one.version, "" if one.version == version else "yellow"),
@@ -188,7 +190,7 @@ def _replica_row(one: ReplicaShown, version: str | None, now_s: float) -> list[C
 
 
 def show_nodes(screen: Screen, nodes: Sequence[NodeShown], now_s: float) -> None:
-    """A line for each device, and one for its host's memory."""
+    """Show a line for each device, and one for the host's memory."""
     rows = [row for node in nodes for row in _node_rows(node, now_s)]
     screen.terminal.table(NODES, rows, right=("leased", "total", "replicas"))
 

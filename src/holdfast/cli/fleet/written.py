@@ -1,7 +1,7 @@
-"""A model as a manifest: from the words of `holdfast deploy` to text, or a file's; and all that is wrong with it.
+"""Writes a model as a manifest, from the options of `holdfast deploy` or from a file, with all that is wrong with it.
 
-There is one way from a wish to processes, `spec.manifest`: options are written down as the manifest that says the same,
-and what is wrong with that is told under the option that says it.
+There is one way from desired state to processes, `spec.manifest`: options are written as the manifest that says the
+same, and mistakes in that are reported under the option that caused them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MEMORY_MENDS = {
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """A manifest of one worker, that can be."""
+    """A valid manifest of one worker."""
 
     text: str
     manifest: Manifest
@@ -74,17 +74,17 @@ class ModelText:
 
     @property
     def name(self) -> str:
-        """By which clients ask for it."""
+        """Return the name that clients use."""
         return named(self.launch.engine, self.launch.source, self.launch.model)[1]
 
     @property
     def counts(self) -> bool:
-        """Whether it says how many are wanted now."""
+        """Return True if it gives the number of replicas."""
         return "replicas" in plain(self.text)["spec"]["services"][self.key]
 
     @property
     def needed_bytes(self) -> int:
-        """On each device, where the manifest does not say."""
+        """Return the bytes on each device, where the manifest does not say."""
         return 0 if self.service.fleet.memory_gib else memory_needed(self.launch)
 
 
@@ -92,13 +92,13 @@ class ModelText:
 
 
 def from_file(file: Path | None, machine: Machine) -> ModelText:
-    """Refused, after every mistake was told by line."""
+    """Read a model from a manifest; Refused, after all mistakes were printed by line."""
     written = shaped(said_in("deploy", file), rules(machine), hushed=(NO_FRONTEND,))
     return _made(written.text, written.manifest, machine)
 
 
 def each_of(written: Written, machine: Machine) -> list[ModelText]:
-    """The models of a manifest that can be: one for each of its worker services."""
+    """Return the models of a valid manifest: one for each of its worker services."""
     whole = plain(written.text)
     services, found = whole["spec"]["services"], []
     for pod in pods(written.manifest):
@@ -112,7 +112,7 @@ def each_of(written: Written, machine: Machine) -> list[ModelText]:
 
 
 def rules_of_all(machine: Machine) -> Rules:
-    """Of a whole manifest that a fleet is to carry out."""
+    """Return what is wrong with a whole manifest that is applied to a fleet."""
     apart = partial(told_apart, machine=machine)
     return (a_model, named_well, partial(findings, machine=machine), partial(known_memory, machine=machine), apart)
 
@@ -123,7 +123,7 @@ def a_model(manifest: Manifest) -> Findings:
 
 
 def told_apart(manifest: Manifest, machine: Machine) -> Findings:
-    """Clients ask for a model by its name, so no two have one."""
+    """Return an error for each name that two models have: clients ask by name."""
     known: dict[str, str] = {}
     for pod in (one for one in pods(manifest) if one.component_type == WORKER):
         try:
@@ -167,7 +167,8 @@ def named_well(manifest: Manifest) -> Findings:
 
 
 def known_memory(manifest: Manifest, machine: Machine) -> Findings:
-    """What it takes of a device is a lease, so it must be known; and on how many it can be."""
+    """Return an error if a model's device memory is not known, which its lease needs, or its device count is
+    invalid."""
     for pod in (one for one in pods(manifest) if one.component_type == WORKER):
         service, at = manifest.spec.services[pod.service], ("spec", "services", pod.service)
         try:
@@ -197,7 +198,7 @@ def _made(text: str, manifest: Manifest, machine: Machine) -> ModelText:
 def from_words(
     deployment: str, key: str, said: Mapping[str, Any], machine: Machine
 ) -> tuple[ModelText | None, list[str]]:
-    """`said`: the fields of its service. Else every mistake, each under its option."""
+    """Return the model of a service's fields (`said`), or all mistakes, each under its option."""
     wrong = [] if KEY.fullmatch(key) else [f"KEY must be {KEY_WORDS}, got {key!r}"]
     service = key if not wrong else "model"
     text = _text(deployment, service, said)
@@ -219,7 +220,7 @@ def _text(deployment: str, key: str, service: Mapping[str, Any]) -> str:
 
 
 def idle_words(fleet: Fleet) -> list[str]:
-    """What was said of scaling though nobody scales."""
+    """Return the autoscale options that were given without autoscaling."""
     scaling = fleet.autoscale
     if scaling.enabled:
         return []
@@ -228,7 +229,7 @@ def idle_words(fleet: Fleet) -> list[str]:
 
 
 def told(problem: Problem, key: str) -> str:
-    """What is wrong, under the option that says it."""
+    """Return a mistake under the option that caused it."""
     path = problem.path.removeprefix(f"spec.services.{key}").removeprefix(".")
     flag = flags().get(path, "")
     if problem.path == "metadata.name":
@@ -240,7 +241,7 @@ def told(problem: Problem, key: str) -> str:
 
 
 def flags() -> dict[str, str]:
-    """By the path of a service's field, the option that says it."""
+    """Return the option of each field of a service, by path."""
     found = dict(OWN)
     for kind, path in ((Fleet, "fleet."), (Autoscale, "fleet.autoscale.")):
         for one in fields_of(kind):
@@ -254,7 +255,7 @@ def _written(kind: type[Section], setting: Setting) -> str:
 
 
 def as_section(value: Section) -> dict[str, Any]:
-    """What was said of it, as a manifest has it."""
+    """Return the given fields in a manifest's form."""
     plainly: dict[str, Any] = {}
     for one in msgspec.structs.fields(value):
         own = getattr(value, one.name)

@@ -16,7 +16,7 @@ from holdfast.spec.arguments import nearest
 from holdfast.spec.manifest.parts import Section
 from holdfast.spec.manifest.rules import OF_ALL, OF_EACH, WARNINGS, Finding, Rules
 from holdfast.spec.manifest.types import API_VERSION, KIND, Manifest, Metadata, Service, Spec
-from holdfast.spec.manifest.yaml_text import SHOWN_MAX, Node, Problem, in_order, inside, read
+from holdfast.spec.manifest.yaml_text import SHOWN_MAX, Problem, YamlNode, in_order, inside, read
 from holdfast.spec.settings import Setting, fields_of
 
 P = TypeVar("P", bound=Section)
@@ -33,7 +33,7 @@ class Shaper:
         self.problems: list[Problem] = []
         self.warnings: list[Problem] = []
 
-    def part(self, kind: type[P], node: Node, path: str) -> P | None:
+    def part(self, kind: type[P], node: YamlNode, path: str) -> P | None:
         """Return the struct for a mapping; None if something in it is wrong."""
         if not isinstance(node.value, dict):
             self._wrong(node, path, dict)
@@ -52,7 +52,7 @@ class Shaper:
                 self._tell(node, inside(path, name), "is missing", mend=f"it is {_example(setting)}")
         return kind(**said) if len(self.problems) == before else None
 
-    def _not_read(self, kind: type[Section], name: str, node: Node, path: str) -> None:
+    def _not_read(self, kind: type[Section], name: str, node: YamlNode, path: str) -> None:
         if name in kind.idle:
             if node.value not in (None, (), {}):
                 self.warnings.append(Problem(node.line, inside(path, name), f"does nothing here: {kind.idle[name]}"))
@@ -67,7 +67,7 @@ class Shaper:
             mend = "" if meant else f"there are {', '.join(sorted(known))}"
             self._tell(node, inside(path, name), "there is no such field", meant=meant, mend=mend)
 
-    def _value(self, setting: Setting, kind: Any, node: Node, path: str) -> Any:
+    def _value(self, setting: Setting, kind: Any, node: YamlNode, path: str) -> Any:
         if isinstance(kind, UnionType):
             kind = next(one for one in get_args(kind) if one is not NoneType)
         if get_origin(kind) is tuple:
@@ -78,19 +78,19 @@ class Shaper:
             return self.part(kind, node, path)
         return self._scalar(setting, kind, node, path)
 
-    def _list(self, setting: Setting, kind: Any, node: Node, path: str) -> Any:
+    def _list(self, setting: Setting, kind: Any, node: YamlNode, path: str) -> Any:
         if not isinstance(node.value, tuple):
             self._wrong(node, path, tuple)
             return None
         return tuple(self._value(setting, kind, one, f"{path}[{index}]") for index, one in enumerate(node.value))
 
-    def _by_name(self, kind: type[Section], node: Node, path: str) -> Any:
+    def _by_name(self, kind: type[Section], node: YamlNode, path: str) -> Any:
         if not isinstance(node.value, dict):
             self._wrong(node, path, dict)
             return None
         return {name: self.part(kind, one, inside(path, name)) for name, one in node.value.items()}
 
-    def _scalar(self, setting: Setting, kind: type, node: Node, path: str) -> Any:
+    def _scalar(self, setting: Setting, kind: type, node: YamlNode, path: str) -> Any:
         value = node.value
         if setting.extra.get("number") and isinstance(value, int | float) and not isinstance(value, bool):
             value = str(value)
@@ -107,7 +107,7 @@ class Shaper:
             self._tell(node, path, f"must be {wrong}, got {shown(node)}", meant=meant, mend=mend)
         return value
 
-    def _wrong(self, node: Node, path: str, kind: type) -> None:
+    def _wrong(self, node: YamlNode, path: str, kind: type) -> None:
         mend = ""
         if kind is str and isinstance(node.value, int | float):  # includes true and false
             mend = "quote it"
@@ -118,7 +118,7 @@ class Shaper:
             mend = f"write it as [{', '.join(node.value.split())}]" if len(node.value) < 40 else "begin it with '- '"
         self._tell(node, path, f"must be {KINDS[kind]}, got {shown(node)}", mend=mend)
 
-    def _tell(self, node: Node, path: str, what: str, *, meant: str = "", mend: str = "") -> None:
+    def _tell(self, node: YamlNode, path: str, what: str, *, meant: str = "", mend: str = "") -> None:
         self.problems.append(Problem(node.line, path, what, meant, mend))
 
 
@@ -129,7 +129,7 @@ def fields_by_name(kind: type[Section]) -> dict[str, Setting]:
     return dict(zip(written, fields_of(kind), strict=True))
 
 
-def shown(node: Node) -> str:
+def shown(node: YamlNode) -> str:
     match node.value:
         case dict():
             return "a mapping"
@@ -184,30 +184,30 @@ def check(data: bytes, more: Rules = (), hints: Rules = ()) -> Checked:
     return Checked(None if problems else manifest, in_order(problems), in_order(warnings))
 
 
-def _is_another(root: Node) -> bool:
+def _is_another(root: YamlNode) -> bool:
     """Return True if both kind and API version are others, so that no field could be right."""
     said = root.value if isinstance(root.value, dict) else {}
     known = {"apiVersion": API_VERSION, "kind": KIND}
     return all(name in said and said[name].value not in (None, meant) for name, meant in known.items())
 
 
-def _whole_services(root: Node) -> Manifest:
+def _whole_services(root: YamlNode) -> Manifest:
     """Return a manifest of the valid services, so that the rules between their fields are checked as well."""
     node = root
     for step in ("spec", "services"):
         inner = node.value.get(step) if isinstance(node.value, dict) else None
-        node = inner or Node(None, root.line)
+        node = inner or YamlNode(None, root.line)
     named = node.value.items() if isinstance(node.value, dict) else ()
     shaped = {name: Shaper().part(Service, one, "") for name, one in named}
     services = {name: service for name, service in shaped.items() if service is not None}
     return Manifest(API_VERSION, KIND, Metadata("x"), Spec(services))
 
 
-def _problems_by(root: Node, rules: Rules, manifest: Manifest) -> list[Problem]:
+def _problems_by(root: YamlNode, rules: Rules, manifest: Manifest) -> list[Problem]:
     return [_placed(root, finding) for rule in rules for finding in rule(manifest)]
 
 
-def _placed(root: Node, finding: Finding) -> Problem:
+def _placed(root: YamlNode, finding: Finding) -> Problem:
     """Return a finding with its path and line; for a missing field, the line of the mapping or list that should contain
     it."""
     path, line, node = "", root.line, root
@@ -221,5 +221,5 @@ def _placed(root: Node, finding: Finding) -> Problem:
             node = inner[step]
             line = node.line
         else:
-            node = Node(None, line)
+            node = YamlNode(None, line)
     return Problem(line, path, finding.what, finding.nearest, finding.mend)

@@ -69,10 +69,10 @@ def inside(path: str, name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class YamlNode:
     """A value, and the line of its key or of itself."""
 
-    value: Scalar | tuple[Node, ...] | dict[str, Node]
+    value: Scalar | tuple[YamlNode, ...] | dict[str, YamlNode]
     line: int
     size: int = 1  # nodes in it, including itself
 
@@ -84,7 +84,7 @@ class _Stop(Exception):
         self.problem = problem
 
 
-def read(data: bytes) -> tuple[Node | None, list[Problem]]:
+def read(data: bytes) -> tuple[YamlNode | None, list[Problem]]:
     """Return the one document in `data`, or None if it cannot be parsed, and the problems of its syntax."""
     if len(data) > BYTES_MAX:
         return None, [Problem(1, "", f"the file has {len(data)} bytes, and may have {BYTES_MAX}")]
@@ -122,8 +122,8 @@ class _Frame:
 
     def __init__(self, path: str, line: int, anchor: str | None, is_mapping: bool) -> None:
         self.path, self.line, self.anchor, self.is_mapping = path, line, anchor, is_mapping
-        self.entries: dict[str, Node] = {}
-        self.items: list[Node] = []
+        self.entries: dict[str, YamlNode] = {}
+        self.items: list[YamlNode] = []
         self.size = 1
         self.key: str | None = None  # key of the next value; None: a key comes next
         self.key_line = line
@@ -131,18 +131,18 @@ class _Frame:
     def path_of_next(self) -> str:
         return inside(self.path, self.key or "") if self.is_mapping else f"{self.path}[{len(self.items)}]"
 
-    def node(self) -> Node:
-        return Node(self.entries if self.is_mapping else tuple(self.items), self.line, self.size)
+    def node(self) -> YamlNode:
+        return YamlNode(self.entries if self.is_mapping else tuple(self.items), self.line, self.size)
 
 
 class _Reader:
     """Builds a tree from the parser's events, without recursion."""
 
     def __init__(self) -> None:
-        self.document: Node | None = None
+        self.document: YamlNode | None = None
         self.problems: list[Problem] = []
         self._frames: list[_Frame] = []
-        self._anchors: dict[str, Node | None] = {}  # None: its node is not complete yet
+        self._anchors: dict[str, YamlNode | None] = {}  # None: its node is not complete yet
         self._nodes = 0
 
     def read_event(self, event: Any) -> None:
@@ -153,7 +153,7 @@ class _Reader:
             self._count(1, line)
             if _UNTOLD.search(event.value):
                 self._tell(line, "has a character that no process can be told", "leave it out")
-            self._add(Node(scalar_value(event.value) if event.style is None else event.value, line), event.anchor)
+            self._add(YamlNode(scalar_value(event.value) if event.style is None else event.value, line), event.anchor)
         elif isinstance(event, yaml.AliasEvent):
             self._add(self._aliased(event.anchor, line), None)
         elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
@@ -179,7 +179,7 @@ class _Reader:
         path = above.path_of_next() if above is not None else ""
         self._frames.append(_Frame(path, line, event.anchor, isinstance(event, yaml.MappingStartEvent)))
 
-    def _aliased(self, name: str, line: int) -> Node:
+    def _aliased(self, name: str, line: int) -> YamlNode:
         node = self._anchors.get(name)
         if node is None:
             why = "is inside what it stands for" if name in self._anchors else "stands for nothing that came before"
@@ -187,7 +187,7 @@ class _Reader:
         self._count(node.size, line)
         return replace(node, line=line)
 
-    def _add(self, node: Node, anchor: str | None) -> None:
+    def _add(self, node: YamlNode, anchor: str | None) -> None:
         """Add a complete node to its parent."""
         if anchor:
             self._anchors[anchor] = node
@@ -204,7 +204,7 @@ class _Reader:
             frame.entries.setdefault(frame.key, replace(node, line=frame.key_line))
             frame.key = None
 
-    def _take_key(self, frame: _Frame, node: Node) -> None:
+    def _take_key(self, frame: _Frame, node: YamlNode) -> None:
         frame.key_line = node.line
         frame.key = node.value if isinstance(node.value, str) else str(node.value)
         if not isinstance(node.value, str):
@@ -216,7 +216,7 @@ class _Reader:
             first = frame.entries[frame.key].line
             self._tell(node.line, f"is there twice, first on line {first}", "leave one of them out")
 
-    def _add_document(self, node: Node) -> None:
+    def _add_document(self, node: YamlNode) -> None:
         if node.value is None:
             return
         if self.document is not None:
@@ -256,7 +256,7 @@ def plain(text: str) -> dict[str, Any]:
     return said
 
 
-def _plain(node: Node) -> Any:
+def _plain(node: YamlNode) -> Any:
     if isinstance(node.value, dict):
         return {key: _plain(inner) for key, inner in node.value.items()}
     return [_plain(inner) for inner in node.value] if isinstance(node.value, tuple) else node.value

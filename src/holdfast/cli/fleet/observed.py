@@ -1,6 +1,6 @@
-"""What the store says of one fleet: which one is meant, what is wanted, what is there, and what is missing.
+"""Reads one fleet from the store: its desired and observed state, and what is missing.
 
-Always true: what is counted is what nodes tell; a wish is nobody's proof that anything runs.
+Always true: replicas are counted from nodes' reports, never from desired state.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import msgspec
 from holdfast.cli.deployments.book import ANSWER_S, FOUND_S, Book, opened, store_of
 from holdfast.core.errors import UserError
 from holdfast.discovery.keys import CONTROLS, FLEETS, MODELS, NODES
-from holdfast.fleet import records
+from holdfast.fleet import desired_changes, records
 from holdfast.fleet.desired import Level
-from holdfast.fleet.observed import Phase, Replica
-from holdfast.fleet.records import NodeRecord, Wish, read_all
+from holdfast.fleet.observed import Replica, ReplicaPhase
+from holdfast.fleet.records import DesiredModel, NodeRecord, read_all
 from holdfast.health.records import ControlRecord
 from holdfast.settings import Environment
 from holdfast.spec.arguments import meant
@@ -47,46 +47,46 @@ DeploymentOption = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class FleetSeen:
+class ObservedFleet:
     """One fleet at one moment."""
 
     deployment: str
-    wishes: Mapping[str, Wish]
+    desired: Mapping[str, DesiredModel]
     nodes: Mapping[str, NodeRecord]
-    book: records.Book
+    record: records.FleetRecord
     is_led: bool  # a control says that it decides
     backend: str = ""  # "ray", where the fleet that runs on this machine is on Ray
 
     @classmethod
-    def of(cls, deployment: str, values: Mapping[str, bytes], backend: str = "") -> FleetSeen:
-        books = read_all(records.Book, FLEETS, values)
+    def of(cls, deployment: str, values: Mapping[str, bytes], backend: str = "") -> ObservedFleet:
+        found = read_all(records.FleetRecord, FLEETS, values)
         return cls(
             deployment,
-            read_all(Wish, f"{MODELS}{deployment}/", values),
+            read_all(DesiredModel, f"{MODELS}{deployment}/", values),
             read_all(NodeRecord, f"{NODES}{deployment}/", values),
-            books.get(deployment, records.Book()),
+            found.get(deployment, records.FleetRecord()),
             any(_leads(value) for key, value in values.items() if key.startswith(f"{CONTROLS}{deployment}/")),
             backend,
         )
 
     def replicas(self, key: str = "") -> list[Replica]:
         """Return those of one model or of all, in the order they were made, without those of lost nodes."""
-        nodes = (node for name, node in self.nodes.items() if name not in self.book.lost)
+        nodes = (node for name, node in self.nodes.items() if name not in self.record.lost)
         found = [one for node in nodes for one in node.replicas if key in ("", one.model)]
         return sorted(found, key=lambda one: (one.model, one.serial))
 
     def ready(self, key: str, level: Level) -> list[Replica]:
         """Return those of one model that are at a level; of HOT ones those that serve."""
-        there = [one for one in self.replicas(key) if one.level is level and one.phase is Phase.READY]
+        there = [one for one in self.replicas(key) if one.level is level and one.phase is ReplicaPhase.READY]
         return [one for one in there if one.serves or level is not Level.HOT]
 
     @property
     def keys(self) -> list[str]:
-        """Models that are wanted, or there all the same."""
-        return sorted({*self.wishes, *(one.model for one in self.replicas())})
+        """Return the models that are desired or have replicas."""
+        return sorted({*self.desired, *(one.model for one in self.replicas())})
 
     def check(self, key: str) -> None:
-        """UserError, if there is no such model."""
+        """Raise UserError if there is no such model."""
         if key not in self.keys:
             known = _there(self.keys) if self.keys else "`holdfast deploy` asks for one"
             raise UserError(f"there is no model {key!r}; {meant(key, self.keys, known, NEAR)}")
@@ -103,64 +103,64 @@ def _leads(value: bytes) -> bool:
         return False
 
 
-class Fleet:
-    """One fleet's part of the store."""
+class FleetStore:
+    """One fleet's keys in the store: reads them and changes desired models."""
 
     def __init__(self, book: Book, deployment: str, backend: str = "") -> None:
         self.book, self.deployment, self._backend = book, deployment, backend
 
     @property
-    def seen(self) -> FleetSeen:
-        return FleetSeen.of(self.deployment, self.book.values, self._backend)
+    def observed(self) -> ObservedFleet:
+        return ObservedFleet.of(self.deployment, self.book.values, self._backend)
 
-    async def ask(self, key: str, change: records.Change) -> Wish | None:
-        """What is wanted of a model from now on. UserError, if the store does not say that it is."""
+    async def ask(self, key: str, change: desired_changes.DesiredChange) -> DesiredModel | None:
+        """Change a model's desired state and return it. UserError, if the store does not confirm it."""
         try:
-            return await records.ask(self.book.store, self.deployment, key, change)
+            return await desired_changes.update_desired(self.book.store, self.deployment, key, change)
         except StoreUnavailable as error:  # no answer is no refusal
             unsure = f"whether {key} was changed is not known, and `holdfast get models {key}` shows it"
             raise UserError(f"{unsure}: {error}") from error
 
-    async def known(self, key: str, wish: Wish | None) -> None:
-        """Returns when what was asked for is read back."""
+    async def known(self, key: str, desired: DesiredModel | None) -> None:
+        """Return when the written desired state is read back."""
         try:
             async with asyncio.timeout(ANSWER_S):
-                while not self._heard(key, wish):
+                while not self._heard(key, desired):
                     await self.book.news(ANSWER_S)
         except TimeoutError:
             raise UserError(f"{self.book.store!r}: no answer within {ANSWER_S:g} s") from None
 
-    def _heard(self, key: str, wish: Wish | None) -> bool:
-        found = self.seen.wishes.get(key)
-        if wish is None or found is None:
-            return wish is found
-        return found.model.generation >= wish.model.generation
+    def _heard(self, key: str, desired: DesiredModel | None) -> bool:
+        found = self.observed.desired.get(key)
+        if desired is None or found is None:
+            return desired is found
+        return found.model.generation >= desired.model.generation
 
 
 def where(store: str, env: Environment) -> str:
-    """The store that a command means."""
+    """Return the address of a command's store."""
     return store_of(store, Path(env.state_dir), START)
 
 
 @contextlib.asynccontextmanager
 async def fleet_at(
     url: str, deployment: str, env: Environment, prefixes: Sequence[str] = PREFIXES
-) -> AsyncIterator[Fleet]:
-    """The fleet that is meant. UserError, if there is none, or several are there and none was named."""
+) -> AsyncIterator[FleetStore]:
+    """Yield a command's fleet. UserError, if there is none, or there are several and none was named."""
     async with opened(url, prefixes) as book:
         await book.whole()
         known = await _fleets(book)
         if not known:
             raise UserError(f"the store {url} knows of no fleet: start one with `{START}`")
         is_on_ray = any(record.role == "ray" for record in read_records(Path(env.state_dir)))
-        fleet = Fleet(book, _which(known, deployment, env.deployment), "ray" if is_on_ray else "")
-        # A store that was started again knows wishes at once, and nodes when they have told it.
-        await _within(FOUND_S, book, lambda: bool(fleet.seen.nodes))
+        fleet = FleetStore(book, _which(known, deployment, env.deployment), "ray" if is_on_ray else "")
+        # A store that was restarted has desired models at once, and nodes when they have reported.
+        await _within(FOUND_S, book, lambda: bool(fleet.observed.nodes))
         yield fleet
 
 
 async def _fleets(book: Book) -> set[str]:
-    """By name; one that was started a moment ago has the time to say so."""
+    """Return the names of all fleets; wait a moment for one that has just started."""
 
     def known() -> set[str]:
         return {key.split("/")[2] for key in book.values if key.startswith((MODELS, NODES, FLEETS))}
@@ -170,7 +170,7 @@ async def _fleets(book: Book) -> set[str]:
 
 
 async def _within(bound_s: float, book: Book, is_so: Callable[[], bool]) -> None:
-    """Returns when it is so, or the time is over."""
+    """Return when the condition holds, or the time is over."""
     loop = asyncio.get_running_loop()
     until_s = loop.time() + bound_s
     while not is_so() and loop.time() < until_s:

@@ -1,9 +1,9 @@
-"""Why a model misses somebody, in words for who waits for it, and whether it will not come by itself. Pure.
+"""Says why a model misses a replica, in words for waiting clients, and whether waiting helps. Pure.
 
-Theory. The planner says that there is no room, or that a start failed. Whether waiting helps is another question: for
-room that others have it does; for more room than any node has it does not, nor where it has failed to start several
-times in a row, until it is tried again. Nodes that are lost count as if they were there: they may come back. What only
-a floor of WARM misses is nobody's first one: it is told, and never hopeless for who waits.
+The planner says that there is no room, or that a start failed. Waiting helps for room that others have; not for more
+room than any node has, nor where the model has failed to start several times in a row, until it is tried again. Lost
+nodes count as if they were there: they may come back. A replica that only a floor of WARM misses is shown as missing,
+and never makes a model hopeless for waiting requests.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ FAILED_MAX = 3  # in a row: the next would end the same
 NO_NODE = "no node is there"
 
 
-class Prospect(Struct, frozen=True):
-    """Why somebody is missing; `hopeless`: whoever waits for the first one does so in vain, as things are; `stands`:
-    replicas are up and do not serve, and no other comes."""
+class ModelOutlook(Struct, frozen=True):
+    """Why a replica is missing; `hopeless`: the model cannot be placed with the current nodes; `stands`: replicas are
+    up and do not serve, and no other comes."""
 
     why: str
     hopeless: bool = False
@@ -31,13 +31,14 @@ class Prospect(Struct, frozen=True):
 
 
 def too_large(nodes: Iterable[Node], model: Model) -> str:
-    """Why these nodes could not hold what is wanted, were they empty; "": they could, or none is there."""
+    """Return why these nodes could not hold the desired replicas if they were empty; "": they could, or there is
+    none."""
     mine = [node for node in nodes if model.may_be_on(node.name)]
     room = sum(_holds(node, model) for node in mine)
     if not mine:
         return ""
     if room >= model.hot:
-        return _no_host(mine, model)
+        return _host_too_small(mine, model)
     size = f"{model.device_bytes / GIB:.2f} GiB"
     each = size if model.devices == 1 else f"{model.devices} devices with {size} each"
     if room:
@@ -46,8 +47,8 @@ def too_large(nodes: Iterable[Node], model: Model) -> str:
     return f"each replica needs {each}, and no node has that: the largest device has {most / GIB:.2f} GiB"
 
 
-def _no_host(nodes: list[Node], model: Model) -> str:
-    """Why these could not have in host memory those that a floor keeps there now; "": they could."""
+def _host_too_small(nodes: list[Node], model: Model) -> str:
+    """Return why these nodes' host memory could not hold what a floor keeps there; "": it could."""
     warm, room = model.floored - model.hot, sum(_hosts(node, model) for node in nodes)
     if warm <= room:
         return ""
@@ -59,7 +60,7 @@ def _no_host(nodes: list[Node], model: Model) -> str:
 
 
 def _hosts(node: Node, model: Model) -> int:
-    """By way of its devices."""
+    """Return how many WARM replicas a node holds; they are loaded by way of its devices."""
     return node.host.total_bytes // max(1, model.host_bytes) if _holds(node, model) else 0
 
 
@@ -70,25 +71,25 @@ def _holds(node: Node, model: Model) -> int:
     return min(most, model.per_node_max) if model.per_node_max else most
 
 
-def failed(tries: Tries, last: str) -> Prospect:
-    """It is not tried again at once, since starting it failed. `last`: what of, if anybody said so."""
+def start_failed(tries: Tries, last: str) -> ModelOutlook:
+    """Return the outlook of a model whose start failed, and that backs off. `last`: the reason, if known."""
     count = "" if tries.failed == 1 else f" {tries.failed} times"
-    return Prospect(f"it failed to start{count}" + (f": {last}" if last else ""), tries.failed >= FAILED_MAX)
+    return ModelOutlook(f"it failed to start{count}" + (f": {last}" if last else ""), tries.failed >= FAILED_MAX)
 
 
-def ill_prospect(ill: str, missing: Prospect | None, is_coming: bool) -> Prospect:
+def unhealthy_outlook(trouble: str, missing: ModelOutlook | None, is_coming: bool) -> ModelOutlook:
     """Return what to tell clients of a model whose replicas are up and do not serve.
 
     `missing`: why no other comes; then clients wait as long as streams are held, since a replica may serve again."""
     if is_coming:
-        return Prospect(f"{ill}; another is being started")
+        return ModelOutlook(f"{trouble}; another is being started")
     if missing is None:
-        return Prospect(f"{ill}; another is started unless it serves again soon")
-    return Prospect(f"{ill}; no other comes: {missing.why}", stands=True)
+        return ModelOutlook(f"{trouble}; another is started unless it serves again soon")
+    return ModelOutlook(f"{trouble}; no other comes: {missing.why}", stands=True)
 
 
-class Shapes:
-    """What kinds of nodes there are: of two thousand alike one is looked at."""
+class NodeKinds:
+    """The kinds of nodes of a fleet: of two thousand alike one is looked at."""
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         self._nodes = nodes
@@ -96,22 +97,22 @@ class Shapes:
         kinds = {_shape(node): node for node in nodes.values()}
         self._alike = list(kinds.values())
 
-    def without_room(self, model: Model, why: str) -> Prospect:
-        """There is none for it; `why`: as the planner says it."""
+    def without_room(self, model: Model, why: str) -> ModelOutlook:
+        """Return the outlook of a model for which there is no room; `why`: in the planner's words."""
         nodes, none = self._for(model)
         if none or any(_holds(node, model) for node in nodes):
-            return Prospect(none or why)
-        return Prospect(too_large(nodes, model) or why, hopeless=True)
+            return ModelOutlook(none or why)
+        return ModelOutlook(too_large(nodes, model) or why, hopeless=True)
 
-    def without_host(self, model: Model, why: str) -> Prospect:
-        """A floor of WARM misses somebody, and no host has memory for it."""
+    def without_host(self, model: Model, why: str) -> ModelOutlook:
+        """Return the outlook of a model whose floor of WARM no host has memory for."""
         nodes, none = self._for(model)
         if none or any(_hosts(node, model) for node in nodes):
-            return Prospect(none or why)
-        return Prospect(_no_host(nodes, model) or why)
+            return ModelOutlook(none or why)
+        return ModelOutlook(_host_too_small(nodes, model) or why)
 
     def _for(self, model: Model) -> tuple[list[Node], str]:
-        """Those that it may be on, or one of each kind; and why none of them is there, where that is so."""
+        """Return the nodes that a model may be on, or one of each kind; and why none of them is there, if none is."""
         if not self._is_any_there:
             return [], NO_NODE
         named = [self._nodes[name] for name in sorted(model.nodes) if name in self._nodes]
