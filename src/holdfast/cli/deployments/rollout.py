@@ -175,7 +175,8 @@ class Undo(CommandOptions, frozen=True):
         async with opened(url) as book:
             await book.heard()
             seen = carried(book, self.name)
-            memory = replace(seen.memory, wanted=seen.wanted.revision)  # it may not have heard of the last one yet
+            # The supervisor may not have read the newest revision yet.
+            memory = replace(seen.memory, desired_number=seen.wanted.revision)
             if seen.wanted.deleted:
                 raise UserError(f"{seen.name} is being deleted")
             back = undo_target(seen.entries, memory, self.to_revision)
