@@ -30,7 +30,7 @@ from holdfast.supervise.records import read_record
 from holdfast.supervise.status_client import post_action
 
 ANSWER_S = 2.0  # for a vault to say where its weights are: it serves while it copies, and one that is stopped is killed
-LEVER_S = 60.0  # an engine's own bound for what it is told
+COMMAND_S = 60.0  # an engine's own bound for a command
 # Within this all engines must have let go; one that has just started may take that long to load. The controller gives
 # a whole move twice as much.
 LET_GO_S = 60.0
@@ -136,19 +136,19 @@ class Levels:
             raise
         await self._tell_all(name, "wake_up")
 
-    async def _tell_all(self, replica: str, lever: str) -> str:
+    async def _tell_all(self, replica: str, command: str) -> str:
         """Each engine that is ready: why one of them would not."""
         one = self._kept().get(replica)
         processes = one.processes if one is not None else {}
         ready = [name for name, (job, life) in processes.items() if job.role == "worker" and life.phase is Phase.READY]
-        told = await asyncio.gather(*(self._tell(name, lever) for name in ready))
+        told = await asyncio.gather(*(self._tell(name, command) for name in ready))
         return next((f"{name}: {why}" for name, why in zip(ready, told, strict=True) if why), "")
 
-    async def _tell(self, name: str, lever: str) -> str:
+    async def _tell(self, name: str, command: str) -> str:
         record = await asyncio.to_thread(read_record, self._state_dir, name)
         if record is None or not record.status:
             return "it shows no status page"
-        status, said = await post_action(parse_address(record.status), self._network, LEVER_S, f"/engine/{lever}")
+        status, said = await post_action(parse_address(record.status), self._network, COMMAND_S, f"/engine/{command}")
         return "" if status == 200 else said or "it does not answer"
 
 
