@@ -243,6 +243,7 @@ changes = st.tuples(
 @given(st.integers(1, 8), st.sampled_from(["0", "1", "3", "25%", "50%"]), st.lists(changes, max_size=40))
 @example(2, "1", [(0.0, 0, "slow"), (0.0, 2, "comes")])
 @example(1, "1", [(0.0, 4, "comes"), (0.0, 4, "falls"), (0.0, 1, "comes")])
+@example(8, "3", [(5.0, 1, "slow"), (5.0, 6, "falls"), (5.0, 7, "leaves"), (1.0, 7, "falls"), (5.0, 4, "leaves")])
 def test_what_always_holds(workers: int, spares: str, story: list[tuple[float, int, str]]) -> None:
     """Whatever happens: none is put by who is missed; with a spare that could serve nobody is short for longer than a
     look; the deadline is never in the past; and after peace the reserve is as it should be."""

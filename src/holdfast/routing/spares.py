@@ -108,6 +108,7 @@ class Reserve:
 
     def _needed(self, event: SparesSampled, spares: int, now_s: float) -> tuple[int, str]:
         """Return how many of the spares must serve now, and why."""
+        short_since_s, self._short_since_s = self._short_since_s, None
         surplus = spares - self.wanted  # the set was made smaller, or the setting was
         if surplus > 0:
             return surplus, f"{self.wanted} are kept in reserve"
@@ -115,17 +116,14 @@ class Reserve:
         if spares and have < self.serving:
             return min(spares, math.ceil(self.serving - have)), f"{have:g} of {self.serving} workers serve"
         ratio = event.capacity.ratio
-        if ratio >= 1.0 and event.level == 0:
-            self._short_since_s = None
+        if not spares or (ratio >= 1.0 and event.level == 0):
             return 0, ""
-        if not spares:
-            return 0, ""
-        if self._short_since_s is None:
-            self._short_since_s = now_s
+        if short_since_s is None:
+            short_since_s = now_s
         far = event.level > 0 or ratio <= 1.0 - SHORT_BAND
-        if not far and now_s < self._short_since_s + SHORT_NEAR_S:
+        if not far and now_s < short_since_s + SHORT_NEAR_S:
+            self._short_since_s = short_since_s
             return 0, ""
-        self._short_since_s = None
         return 1, f"capacity is {ratio:.0%} of the promise"
 
     def _note_spare_needed(self, now_s: float) -> None:
