@@ -37,13 +37,13 @@ async def shown(lack: str) -> None:
 
 
 def mortal(dies_at: int) -> None:
-    """From now on this process ends right after it has written that memory, before it does what follows from it."""
+    """From now on this process ends right after it has written that state, before it does what follows from it."""
     write, written = StateWriter.write, 0
 
-    async def counted(self: StateWriter, memory: RolloutState) -> None:
+    async def counted(self: StateWriter, state: RolloutState) -> None:
         nonlocal written
         before = self._held
-        await write(self, memory)
+        await write(self, state)
         written += self._held != before
         if written == dies_at:
             os.kill(os.getpid(), signal.SIGKILL)
