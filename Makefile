@@ -95,7 +95,7 @@ $(RAY_VENV)/.installed: $(INSTALLED_BY) | $(RAY_VENV)/bin/python
 	@$(RAY_VENV)/bin/python -m compileall -q -j 0 $(RAY_VENV)/lib >/dev/null || true  # a node gives its agents 30 s to start
 	@$(call stamp,$@)
 
-lint: $(VENV)/.installed-dev ## Check style, types, imports between rooms, and sizes.
+lint: $(VENV)/.installed-dev ## Check style, types, imports between packages, and sizes.
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
