@@ -49,8 +49,8 @@ def _slowness() -> float:
 
 
 def _cheap(bound: float, *arguments: str) -> bool:
-    """Return whether the frontend keeps twice the bound of `make prove-data-path`: on cores whose caches others use, the
-    same tree was seen to take from 12 to 23 ms within a minute, which `_slowness` does not feel."""
+    """Return whether the frontend keeps twice the bound of `make prove-data-path`: on cores whose caches others use,
+    one tree took from 12 to 23 ms within a minute, which `_slowness` does not feel."""
     return any(_cost(*arguments) <= 2 * bound * _slowness() for _ in range(TRIES))
 
 

@@ -51,7 +51,12 @@ class HoldSettings(Settings, frozen=True):
         about("Maximum number of new requests queued per set; running streams are not limited.", min=0, commands=()),
     ] = 1024
     shed_retry_s: Annotated[
-        float, about("Retry-After time sent with requests refused for lack of capacity.", "s", min=1)
+        float,
+        about(
+            "Retry-After time sent with requests that a degradation level refuses or a full queue pushes out.",
+            "s",
+            min=1,
+        ),
     ] = 30.0
     stand_in_after_s: Annotated[
         float,

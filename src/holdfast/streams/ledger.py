@@ -14,8 +14,8 @@ Always true:
 - Tokens are only appended, only by the current attempt, and never after the end.
 - Attempts in a row without a token are bounded. A death counts only as a death, every other counted failure only as an
   empty attempt; each count has its own bound, and a token clears both.
-- A request that a full worker turned away has not failed. A request that a worker gave back because it was told to stop
-  is not counted.
+- A request that a full worker turned away has not failed. An attempt that was stopped by decision is not counted: its
+  worker drains, a verdict or a rollout moves it, or its leader was superseded.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Ledger:
         self.hand_back()
 
     def hand_back(self) -> None:
-        """End the current attempt without counting a failure: its worker was told to stop."""
+        """End the current attempt without counting a failure: it was stopped by decision."""
         if len(self.made) > self.mark:
             self.empty_attempts = self.deaths = 0
         self.resumed += 1
