@@ -23,7 +23,7 @@ from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.spec.engines import FailoverSettings, VllmSettings
 from holdfast.testing.processes import children_of
-from tests.rigs.engines.any_engine import BOUND_S, Child, Vault
+from tests.rigs.engines.any_engine import BOUND_S, VLLM_OPTIONS, Child, Vault
 
 pytest.importorskip("vllm.version", reason="vllm is not installed here: make test-vllm")
 # Up to four processes import vLLM at once.
@@ -32,9 +32,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 BLOCK = 32
 TOKENS = 120
 LENGTHS = (3, 49, 90, 177)
-# In bfloat16, in which vLLM computes on some CPUs, a sum over two ranks is rounded otherwise than one of one.
-ALONE = ["--enforce-eager", "--dtype", "float32"]
-OPTIONS = [*ALONE, "--tensor-parallel-size", "2"]
+OPTIONS = [*VLLM_OPTIONS, "--tensor-parallel-size", "2"]
 SHARED = Path("/dev/shm")
 
 Said = dict[int, list[int]]
@@ -150,7 +148,7 @@ async def test_two_ranks_say_what_one_says(vaults: Vault) -> None:
     """Mixed streams get the same tokens from two ranks as from one; what was shown is published on every rank; a
     standby of two ranks answers its canary beside it; a planned handover, there and back, leaves all blocks."""
     with Vault() as vault:
-        async with vault.engine(0, "vllm", options=ALONE) as one:
+        async with vault.engine(0, "vllm") as one:
             await wake(one, 1000)
             right = await run(one, 0, {})
     async with vaults.children(group(vaults, 0), group(vaults, 1)) as (first, second):
