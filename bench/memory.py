@@ -38,7 +38,7 @@ SILENT_S = 600.0  # a writer of a large model says how far it is; an importer wa
 
 @dataclass(frozen=True, slots=True)
 class MemoryBench:
-    """What to measure."""
+    """Says which device, size and rounds to measure."""
 
     device: str = "host-0"
     gib: float = 2.0
@@ -104,7 +104,7 @@ def run(bench: MemoryBench, progress: Progress = lambda done, total: None) -> di
 
 
 def commit_weights(shared: dict[str, Any], folder: Path, progress: Progress) -> None:
-    """By a process of its own, which has ended when this returns."""
+    """Write the weights in a process of its own, which has ended when this returns."""
     with BenchProcess(shared | {"role": "write", "engine_id": 0}, folder / "writer.log") as writer:
         while "committed" not in (said := writer.said()):
             progress(said["written"], shared["total_bytes"])

@@ -1,7 +1,7 @@
-"""Kills in the middle of a rollout: whom, and at which of its steps.
+"""Chooses which process of a rollout is killed, and at which of its steps.
 
-A step of a rollout is a memory in which another thing is wanted of some replica, or the rollout is in another phase:
-what is written before anything of it is done.
+A step is a state in which something else is desired of a replica, or the rollout is in another phase; the state is
+written before anything of it is done.
 """
 
 from __future__ import annotations
@@ -113,17 +113,17 @@ class Hitting:
         return all(memory.replicas[name].service == FRONTEND for name in serving - known)
 
     async def _find(self, victim: Victim) -> Record | None:
-        """Of workers one that serves, if there is one."""
+        """Return the record of a process to kill; of workers, one that serves, if there is one."""
         if victim in (Victim.FRONTEND, Victim.CONTROL):
             return next(iter(self.site.records_alive(str(victim))), None)
         memory, found = self.site.state, []
         for record in self.site.records_alive("worker"):
-            whom = self.site.replica(record)
-            known = memory.replicas.get(whom.name) if whom is not None else None
-            if whom is None or known is None or known.desired is DesiredState.STOP:
+            replica = self.site.replica(record)
+            known = memory.replicas.get(replica.name) if replica is not None else None
+            if replica is None or known is None or known.desired is DesiredState.STOP:
                 continue
-            part = memory.target.parts.get(whom.service)
-            is_new = part is not None and part.set_id == whom.set_id
+            part = memory.target.parts.get(replica.service)
+            is_new = part is not None and part.set_id == replica.set_id
             if is_new == (victim is Victim.NEW):
                 found.append(record)
         leading = [record for record in found if await self.site.leads(record)]

@@ -38,8 +38,8 @@ def _kept(bound: float, measure: Callable[[], float]) -> bool:
 
 
 def _slowness() -> float:
-    """How much CPU time the same work costs here and now, against what it costs where the bounds are from: another
-    machine's cores are slower, and so are the same ones while others use their caches."""
+    """Return the CPU time of the same work here and now, as a multiple of what it takes where the bounds are from:
+    another machine's cores are slower, and so are the same ones while others use their caches."""
     took = []
     for _ in range(200):
         began_s = time.process_time()

@@ -25,7 +25,7 @@ def row(seed: int, outcome: str, check: int = 0, changed: int = 0, **more: Any) 
 
 
 def test_shares_are_of_what_was_made() -> None:
-    """Caught, ended, missed and silent are counted as what they are, and found of those that harmed anybody."""
+    """Caught, ended, missed and silent are counted as what they are, and found of those that did harm."""
     rows = [row(1, "caught", 1, 3), row(2, "caught", 3), row(3, "missed", 0, 1), row(4, "silent")]
     said = campaign(row(5, "ended"), *rows, words=("--injections", "5"))
     assert (said["injections"], said["caught_share"], said["silent_share"]) == (5, 0.4, 0.2)

@@ -1,4 +1,4 @@
-"""How `make prove-harm` judges a cell, and that no check and no alarm is left out without a reason."""
+"""Tests how `make prove-harm` judges a cell, and that no check and no alarm is left out without a reason."""
 
 from __future__ import annotations
 

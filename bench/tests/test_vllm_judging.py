@@ -1,4 +1,4 @@
-"""How the proof of vLLM tells an engine's stall from a busy machine's."""
+"""Tests how the proof of vLLM tells an engine's stall from a busy machine's."""
 
 from __future__ import annotations
 
