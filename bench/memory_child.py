@@ -134,7 +134,7 @@ async def serve_commands(client: MemoryClient) -> None:
 async def play(settings: dict[str, Any]) -> None:
     device = open_device(settings["device"])
     client = MemoryClient(settings["path"], device, settings["engine_id"], slab_bytes=settings["slab_bytes"])
-    await client.connect()
+    await client.connect(WAIT_MS / 1000)  # the vault was only just started
     if settings["role"] == "write":
         await write(client, settings["total_bytes"])
     else:
@@ -150,7 +150,7 @@ def main() -> int:
     try:
         asyncio.run(play(json.loads(sys.argv[1])))
     except (DeviceError, VaultRefused, OSError) as error:
-        say(error=str(error))
+        say(error=str(error) or type(error).__name__)
         return 1
     return 0
 

@@ -62,9 +62,9 @@ async def _behind_a_long_answer(deployment: Deployment) -> None:
     assert [one.status for one in refused] == [429] * 3
     assert all("x-holdfast-reason: no_place" in one.head().lower() for one in refused)
     assert all("retry-after: " in one.head().lower() for one in refused)
+    alone = lambda: deployment.worker_facts("worker-0")["streams"] == 1  # noqa: E731
+    await asyncio.to_thread(deployment.wait_until, alone, "the refused ones to be called off")
     assert not running.done()
-    facts = await asyncio.to_thread(deployment.worker_facts, "worker-0")
-    assert facts["streams"] == 1
     holder.close()
     answer = await _until_served(deployment.port, chat_body("A short one.", 5))
     assert (answer.done, answer.resumed, answer.error) == (True, 0, None)

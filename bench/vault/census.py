@@ -59,14 +59,14 @@ def census(path: str, within_s: float) -> Census:
 async def _slabs_at_rest(path: str, within_s: float) -> int:
     """Return how many slabs the committed weights and the pool have, asked when no other client is connected."""
     client = MemoryClient(path, open_device("host-0"), 0)
-    await client.connect()
+    await client.connect(within_s)
 
     async def alone() -> bool:
         return len(json.loads(await client.status())["clients"]) == 1
 
     try:
         await until(alone, "the vault to forget all other clients", within_s)
-        assert await client.acquire("ro", 1000) == "ro"
+        assert await client.acquire("ro", int(within_s * 1000)) == "ro"
         assert client.mapped is not None
         facts = json.loads(await client.status())
         return len(client.mapped.layout.slab_sizes) + (2 if facts["pool_bytes"] else 0)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.deployments import book
+from holdfast.cli.deployments import book, waiting
 from holdfast.rollout.records import read_desired
+from holdfast.rollout.status import RolloutReport, RolloutResult, ServiceStatus
 from holdfast.supervise.lock import Holder, sign, take_lock
 from holdfast.testing.waiting import until
 from tests.rigs.cli.in_process import said_here
@@ -182,7 +183,11 @@ async def test_it_is_paused_resumed_and_undone(desk: Desk) -> None:
         waited = await desk.apply(text("two"), "--wait", "--timeout", "0.5s")
         assert waited.returncode == 1, waited
         assert "timed out after 0.5 s; it continues in the background" in waited.stderr
-        assert "revision 4 is paused" in (await desk.say("rollout", "status", "--no-watch")).stdout
+
+        async def is_paused() -> bool:
+            return "revision 4 is paused" in (await desk.say("rollout", "status", "--no-watch")).stdout
+
+        await until(is_paused, "the supervisor to have read it")
         assert (await desk.say("rollout", "resume", "chat")).stdout == f"{KIND}/chat resumed\n"
         done = await desk.say("rollout", "status")
         assert done.returncode == 0, done
@@ -247,8 +252,14 @@ async def test_it_is_deleted(desk: Desk) -> None:
         gone = await desk.say("delete", manifest=text("one"))
         assert (gone.returncode, gone.stdout.splitlines()[0]) == (0, f"{KIND}/chat deleted"), gone
         assert gone.stdout.endswith("chat: it is gone\n")
-        assert "chat: being deleted; 2 Frontend left" in gone.stdout
         assert "there are no deployments" in (await desk.say("get")).stdout
+
+
+def test_what_is_left_of_one_that_is_being_deleted_is_told() -> None:
+    """By service, with what each of them waits for."""
+    services = (ServiceStatus("Frontend", 0, 0, 0, 2), ServiceStatus("Worker", 0, 0, 0, 1, "its streams"))
+    report = RolloutReport(RolloutResult.UNDER_WAY, 1, "", (*services, ServiceStatus("Planner", 0, 0, 0, 0)))
+    assert waiting._left(report) == "being deleted; 2 Frontend left; 1 Worker left; its streams"
 
 
 async def test_what_is_applied_while_it_is_deleted_is_refused(desk: Desk) -> None:

@@ -88,9 +88,9 @@ async def test_nobody_who_reads_ends_it(desk: Desk, words: tuple[str, ...]) -> N
     try:
         assert process.stdout is not None
         assert process.stderr is not None
-        assert await asyncio.wait_for(process.stdout.readline(), 30.0)
+        assert await asyncio.wait_for(process.stdout.readline(), 60.0)
         process.stdout._transport.close()  # type: ignore[attr-defined]
-        assert await asyncio.wait_for(process.wait(), 30.0) == 1
+        assert await asyncio.wait_for(process.wait(), 60.0) == 1
         assert await process.stderr.read() == b""
     finally:
         if process.returncode is None:
@@ -110,7 +110,7 @@ async def test_a_store_that_was_started_again_is_given_the_time_to_hear_of_nodes
     await asyncio.sleep(0.3)
     assert not asked.done()
     await desk.store.put(key, held, 10.0)
-    told = await asyncio.wait_for(asked, 30.0)
+    told = await asyncio.wait_for(asked, 60.0)
     assert json.loads(told.stdout)["hot"] == 1, told
 
 

@@ -101,8 +101,8 @@ def test_a_reader_that_leaves_takes_nothing_along(rig: UpRig) -> None:
     rig.started.append(up)
     os.close(writes)
     until(lambda: rig.health().get("status") == "ready", "everything to be up")
+    before = rig.pids_of("worker-1a")["worker-1a"]
     os.close(reads)
-    before = rig.record("worker-1a")["pid"]
     os.kill(before, signal.SIGKILL)
     until(lambda: rig.back("worker-1a", before), "worker-1a to be back")
     assert up.poll() is None

@@ -45,6 +45,19 @@ def pulled_with(token: str, page: str) -> str:
     return said.decode()
 
 
+def until_shown(rig: UpRig, *words: str) -> str:
+    """What `ps` shows once it has these words: a process on a busy machine may miss the second that a look waits."""
+    shown = ""
+
+    def has_all() -> bool:
+        nonlocal shown
+        shown = rig.run("ps").stdout
+        return all(word in shown for word in words)
+
+    until(has_all, f"{words} in `ps`")
+    return shown
+
+
 def test_the_default_is_a_pair(pair: UpRig) -> None:
     """Store, vault, two engines of which one is active, frontend; the screen says whom to kill."""
     rig, screen = pair, pair.first_screen  # type: ignore[attr-defined]
@@ -58,9 +71,8 @@ def test_the_default_is_a_pair(pair: UpRig) -> None:
     assert active["epoch"] > 0
     assert {engine["group"] for engine in engines.values()} == {"worker-1"}
     assert sorted(engine["engine_id"] for engine in engines.values()) == [0, 1]
-    shown = rig.run("ps").stdout
-    assert f"worker-1: {active['name']} is active (epoch {active['epoch']}); " in shown
-    assert f"{engines['standby']['name']} stands by" in shown
+    stands_by = f"{engines['standby']['name']} stands by"
+    shown = until_shown(rig, f"worker-1: {active['name']} is active (epoch {active['epoch']}); ", stands_by)
     assert "last failover" not in shown
     assert rig.chat().wrong == ""
 
@@ -79,7 +91,7 @@ def test_the_standby_goes_on_and_a_new_one_stands_by(pair: UpRig, number: signal
     shows the failover with its timeline up to the new standby."""
     rig = pair
     before = rig.until_whole()
-    answer = rig.answering(200)
+    answer = rig.answering(600)  # three seconds and more: it runs still when the signal comes
     os.kill(before["active"]["pid"], number)
     after = rig.until_whole(before["standby"]["name"])
     assert answer.answer().wrong == ""
@@ -87,14 +99,12 @@ def test_the_standby_goes_on_and_a_new_one_stands_by(pair: UpRig, number: signal
     assert after["standby"]["pid"] != before["active"]["pid"]
     failover = after["active"]["failover"]
     assert {"died_ms", "lock_ms", "fence_ms", "adopted_ms", "announced_ms", "new_standby_ms"} <= set(failover)
-    shown = rig.run("ps").stdout
+    leader = after["active"]["name"]
+    shown = until_shown(rig, f"{leader} took over; 1 stream went on at {leader}, worst gap ", "new standby ")
     why = "SIGKILL" if number is signal.SIGKILL else "killed: it is stopped"
     # On a busy machine control may take its traffic before the supervisor kills it: one incident, both told.
     name = re.escape(before["active"]["name"])
     assert re.search(rf": {name} (\(active\)|lost its traffic: [^\n]*;) died: {why}", shown), shown
-    leader = after["active"]["name"]
-    assert f"{leader} took over; 1 stream went on at {leader}, worst gap " in shown
-    assert "new standby " in shown
 
 
 # -- a vault's processes: shown, looked after, and gone after `down`, whatever was done to them

@@ -41,7 +41,7 @@ def sure_of(count: int) -> tuple[str, list[int]]:
 
 
 def page(rig: WatchedDeployment) -> dict[str, Any]:
-    return get_json(rig.deployment.record("control")["status"], "/health")
+    return get_json(rig.deployment.record("control")["status"], "/health", BOUND_S)
 
 
 async def test_a_cards_questions_are_asked_and_what_is_wrong_in_them_is_withdrawn(tmp_path: Path) -> None:

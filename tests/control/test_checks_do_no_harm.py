@@ -87,7 +87,8 @@ async def test_connection_resets_lose_no_stream_of_a_lone_worker(failures: int) 
             await in_thread(rig.chaos, "worker-0", "reset")
             await asyncio.sleep(BETWEEN_RESETS_S)
         answers = await whole(running, 500)
-        assert all(answer.exact and answer.resumed == RESETS for answer in answers)
+        # On a busy machine a stream may be over before the last reset.
+        assert all(answer.exact and RESETS - 1 <= answer.resumed <= RESETS for answer in answers), answers
         if opened is not None:
             last_resort = await asyncio.wait_for(opened, BOUND_S)
             assert (last_resort["status"], last_resort["last_resort"], last_resort["fall"]) == ("SUSPICIOUS", True, 0)

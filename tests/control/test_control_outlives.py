@@ -37,7 +37,7 @@ async def running(workers: int = 3) -> AsyncIterator[WatchedDeployment]:
 
 def page(rig: WatchedDeployment, name: str = "control") -> dict[str, Any]:
     status = rig.deployment.record(name).get("status", "")
-    return get_json(status, "/health") if status else {}
+    return get_json(status, "/health", BOUND_S) if status else {}
 
 
 async def leads(rig: WatchedDeployment, name: str = "control") -> None:

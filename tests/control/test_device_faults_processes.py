@@ -110,7 +110,8 @@ def _sorted(line: str) -> str:
 
 async def _fatal(rig: WatchedDeployment, nvml: FakeNvml) -> None:
     place = rig.deployment
-    streams = [await in_thread(lambda: place.stream("hello", 300)) for _ in range(STREAMS)]
+    # Five seconds and more: the last of them run still when the fault comes.
+    streams = [await in_thread(lambda: place.stream("hello", 500)) for _ in range(STREAMS)]
     for stream in streams:
         await in_thread(stream.wait_tokens)
     nvml.xid(0, 79)
@@ -158,7 +159,7 @@ async def _remembered(rig: WatchedDeployment) -> None:
     await until(told, "the new worker to be told", BOUND_S)
     reads = lambda: place.log("control").count("must be reset") > 1  # noqa: E731
     await until(reads, "the driver's wish to be read by the new control", BOUND_S)
-    shown = await in_thread(get_json, place.record("control")["status"], "/health")
+    shown = await in_thread(get_json, place.record("control")["status"], "/health", BOUND_S)
     assert shown["fault_sources"]["NVML"] == "hears 2 of 2 GPUs"
     errors = {one["name"]: [error["reason"] for error in one["errors"]] for one in shown["verdicts"]}
     assert any("Xid 79" in reason for reason in errors["worker-0"])

@@ -69,10 +69,13 @@ def test_removing_a_replica_mid_request_strands_nothing(place: Deployment) -> No
     serve(place, "leaves", "goes", tpot_ms=10)
     serve(place, "leaves", "stays", tpot_ms=10)
     unbroken = [one.answer().tokens for one in [ask(place, "leaves", number, 100) for number in range(4)]]
+    for name in ("goes", "stays"):  # so that they run still when it leaves
+        place.chaos(name, "slow", factor=10)
     running = [ask(place, "leaves", number, 100) for number in range(4)]
     for one in running:
         one.wait_tokens(3)
     place.signal("goes", signal.SIGTERM)
+    place.chaos("stays", "clear")
     answers = [one.answer() for one in running]
     assert [answer.wrong for answer in answers] == [""] * len(answers)
     assert [answer.tokens for answer in answers] == unbroken

@@ -475,7 +475,7 @@ async def test_memory_that_was_let_go_of_may_be_moved_and_is_there_again(kind: s
                     await rig.engine.unmap()
                     assert await rig.engine.check() == "", "the last outcome stands"
                 await demote(vault.socket)
-                assert (await vault_status(vault.socket)).device_bytes == 0
+                assert (await vault_status(vault.socket, BOUND_S)).device_bytes == 0
                 await promote(vault.socket)
                 for rig in rigs:
                     assert await rig.engine.remap() == ""

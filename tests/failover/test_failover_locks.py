@@ -197,7 +197,7 @@ async def test_cancelled_acquire_leaks_nothing(rig: LockRig, locks: list[Failove
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-    await until(lambda: fd_count() == fds and len(asyncio.all_tasks()) == tasks, "everything is closed")
+    await until(lambda: fd_count() <= fds and len(asyncio.all_tasks()) <= tasks, "everything is closed")
     await until(lambda: nobody_waits(rig), "no waiter is left")
     await holder.release()
     await granted(third)
@@ -235,7 +235,7 @@ async def test_acquiring_again_does_not_deadlock(rig: LockRig, locks: list[Failo
     lost = await granted(first)
     fds = fd_count()
     assert await granted(first) is lost
-    assert fd_count() == fds
+    await until(lambda: fd_count() <= fds, "no other descriptor")  # a renewal may have one for a moment
     waiting = asyncio.create_task(granted(second))
     await asyncio.sleep(0)
     assert not waiting.done()

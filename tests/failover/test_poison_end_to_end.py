@@ -114,7 +114,7 @@ def test_a_poison_prompt_fails_by_name_and_harms_nobody_else(up: Supervised) -> 
     before = up.active().pid
     uvloop.run(kill_under_way())
     up.wait_restored(before)
-    assert rungs(up)[len(seen) :] == ["believed"]
+    assert rungs(up)[len(seen)] == "believed"
     assert up.active().facts["failover"]["blocks"] > 0
 
 

@@ -159,7 +159,7 @@ async def test_without_keys_anybody_ends_what_came_without_one_and_nothing_else(
 
 async def test_a_frontend_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody says for it that there is no such request; what was ended is told all the same."""
-    monkeypatch.setattr(kills, "ANSWER_S", 0.3)
+    monkeypatch.setattr(kills, "ANSWER_S", 1.0)  # the other frontend of these must answer within it
     async with served_store(tmp_path) as (store,):
         here, _ = Frontend(store, 1), Frontend(store, 2)
         async with beside(here.kills.follow(), "here"):

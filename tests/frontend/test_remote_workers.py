@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -44,7 +45,7 @@ class Apart(Deployment):
 
     def shown(self, name: str) -> dict[str, Any]:
         """A worker, as the frontend sees it."""
-        return next(worker for worker in self.health()["workers"] if worker["name"] == name)
+        return next((worker for worker in self.health().get("workers", []) if worker["name"] == name), {"verdict": ""})
 
     def wait_verdict(self, name: str, verdict: str) -> float:
         return self.wait_until(lambda: self.shown(name)["verdict"] == verdict, f"{name} to be {verdict}")
@@ -69,7 +70,7 @@ def test_a_worker_that_freezes_under_traffic_is_found_by_an_unanswered_question(
     pair.signal(victim, signal.SIGSTOP)
     pair.wait_verdict(victim, "gone")
     told = pair.said_of(victim)[-1]
-    assert told.startswith("suspect -> gone: silent for 1.1 s, and it does not answer"), told
+    assert re.match(r"suspect -> gone: silent for \d+\.\d s, and it does not answer", told), told
     answers = [stream.answer() for stream in streams]
     assert all(answer.error is None and answer.finish == "length" for answer in answers)
     pair.signal(victim, signal.SIGCONT)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.procfs import _cgroup2_mount
+from holdfast.core.procfs import _cgroup2_mount, read_text
 from holdfast.health.liveness import LOST, Liveness
 from holdfast.health.watcher import is_local, probe
 from tests.rigs.health.liveness_watch import BOUND_S, Child, Watch
@@ -97,8 +97,8 @@ async def test_a_wedged_engine_is_judged_wedged(child: Child, watch: Watch, how:
 
 def _run_delay_s(*pids: int) -> float:
     """How long the threads of these processes have stood in line for a CPU, all together."""
-    files = [file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
-    return sum(int(file.read_text().split()[1]) for file in files) / 1e9
+    texts = [read_text(str(file)) for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(int(text.split()[1]) for text in texts if text) / 1e9  # none: that thread has ended
 
 
 @pytest.mark.long

@@ -52,7 +52,7 @@ async def test_fuzzed_frames_neither_crash_nor_leak_nor_hang() -> None:
                 await asyncio.sleep(0.02)
             assert fuzzer.returncode == 0
             assert served > 10
-            await until(lambda: (fd_count(vault[0]), fd_count(keeper[0])) == before, "nothing is left")
+            await until(lambda: fd_count(vault[0]) <= before[0] and fd_count(keeper[0]) <= before[1], "nothing is left")
             assert (rig.pids("server"), rig.pids("keeper")) == (vault, keeper)
             seen = await facts(reader)
             assert (seen["weights"], seen["readers"], seen["waiting"], len(seen["clients"])) == ("RO", 1, 0, 2)

@@ -131,7 +131,7 @@ async def test_cancelled_waits_leak_nothing(rig: Rig) -> None:
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
         await rig.shows(waiting=0)
-        await until(lambda: (fd_count(), fd_count(vault)) == before, "nothing is left open")
+        await until(lambda: fd_count() <= before[0] and fd_count(vault) <= before[1], "nothing is left open")
         await load(writer)
         await writer.commit()
         held = fd_count()
@@ -144,7 +144,7 @@ async def test_cancelled_waits_leak_nothing(rig: Rig) -> None:
             if outcome == "ro":
                 await waiter.release()
             await rig.shows(readers=1)
-        assert fd_count() == held
+        await until(lambda: fd_count() <= held, "nothing is left of the answers")
         assert await waiter.acquire("ro", SOON_MS) == "ro"
 
 
@@ -157,4 +157,4 @@ async def test_many_connections_leave_nothing_behind(rig: Rig) -> None:
         for _ in range(30):
             async with rig.client(1) as reader:
                 assert await reader.acquire("ro", SOON_MS) == "ro"
-        await until(lambda: (fd_count(vault), fd_count(keeper)) == before, "all is closed")
+        await until(lambda: fd_count(vault) <= before[0] and fd_count(keeper) <= before[1], "all is closed")

@@ -209,7 +209,7 @@ async def test_client_that_holds_no_lock_changes_nothing(rig: Rig) -> None:
             assert await refusal(stranger, make, slab) == code, make(0)
             close_all(slab)
             assert shown(await facts(writer)) == before, make(0)
-        assert fd_count(rig.pids("server")[0]) == fds
+        await until(lambda: fd_count(rig.pids("server")[0]) <= fds, "nothing is left of what was sent")
         assert digest(writer) == expected(1)
         pool.unmap()
 
@@ -360,7 +360,7 @@ async def test_wrong_descriptors_are_refused_by_name(rig: Rig) -> None:
             made = partial(protocol.AddSlabs, sizes=sizes)
             assert await refusal(writer, made, [slab]) == "bad_request"
             os.close(slab)
-        assert fd_count(rig.pids("server")[0]) == before
+        await until(lambda: fd_count(rig.pids("server")[0]) <= before, "nothing is left of them")
         await load(writer)
         await writer.commit()
 
@@ -403,7 +403,7 @@ async def test_wrong_first_words_end_the_connection(
             answer = protocol.from_vault.decode(said[6:])
             assert isinstance(answer, protocol.Failed)
             assert answer.code == code
-        await until(lambda: fd_count(rig.pids("server")[0]) == before, "nothing is left of it")
+        await until(lambda: fd_count(rig.pids("server")[0]) <= before, "nothing is left of it")
         assert witness.connected
 
 

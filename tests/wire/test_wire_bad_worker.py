@@ -83,7 +83,7 @@ class Rig:
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
     """A store and a frontend as processes, the worker in this one: real sockets, a rogue engine."""
-    with Deployment(workers=0, frontend={"holds": {"hold_s": 5.0}}) as deployment:
+    with Deployment(workers=0, frontend={"holds": {"hold_s": 60.0}}) as deployment:
         run = deployment.folder / "run"
         launch = WorkerLaunch(
             deployment="bench",

@@ -18,13 +18,12 @@ from holdfast.testing.workload import Workload, hit_in_the_middle, run_streams
 pytestmark = [pytest.mark.alone, pytest.mark.processes, pytest.mark.timeout(300)]
 
 LOAD = Workload(streams=8, tokens=150)
-HOLD_S = 6.0  # where a stream is given up, the test need not wait for long
+SLOWER = 3.0  # the active, until it is killed: so that it is killed in the middle of every stream
 
 
 @pytest.fixture
 def up() -> Iterator[Supervised]:
-    options = ("--standbys", "2", "--vault-gib", "0.0625", "--sim-tpot-ms", "20", "--hold-s", str(HOLD_S))
-    with Supervised(*options) as started:
+    with Supervised("--standbys", "2", "--vault-gib", "0.0625", "--sim-tpot-ms", "20") as started:
         started.wait_until(lambda: len(standbys(started)) == 2, "two standbys")
         yield started
 
@@ -46,6 +45,7 @@ def test_a_false_proof_ends_an_engine_with_a_successor_and_no_stream(up: Supervi
     active, bad = up.active(), {engine.pid for engine in standbys(up)}
     for engine in standbys(up):
         up.chaos(engine.name, "wrong_proofs", times=1_000_000)
+    up.chaos(active.name, "slow", factor=SLOWER)
 
     def hit() -> None:
         os.kill(up.supervisor_pid, signal.SIGSTOP)
@@ -60,7 +60,8 @@ def test_a_false_proof_ends_an_engine_with_a_successor_and_no_stream(up: Supervi
         reason = "the canary's answer was wrong after taking over, twice"
         assert str(last.facts["doubt"]).startswith(reason)
         for answer in answers:
-            assert (answer.resumed, answer.exact) == (2, False)
+            # The first may have left before a busy frontend had sent it anything.
+            assert (answer.resumed in (1, 2), answer.exact) == (True, False), answer
             assert answer.reason.startswith(reason)
         [first] = [term for term in up.terms() if term.pid in bad - {last.pid}]
         assert first.last_sent_ns == 0, "it sent tokens"

@@ -19,7 +19,7 @@ Always true:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from holdfast.core.tiers import Tier
 from holdfast.spec.health import DegradationSettings
@@ -124,7 +124,7 @@ class DegradationError(Exception):
     """An event or a record is impossible. Nothing was changed."""
 
 
-class _Side(Enum):
+class _Side(StrEnum):
     """The position of a ratio relative to a bound. Far below implies below, and far above implies above."""
 
     FAR_BELOW = "far below"

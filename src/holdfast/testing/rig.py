@@ -180,7 +180,7 @@ class DeploymentRig:
 
 
 def fetch(
-    address: str, path: str, method: str = "GET", *, timeout_s: float = 5.0, body: Any = None, **headers: str
+    address: str, path: str, method: str = "GET", *, timeout_s: float = WAIT_S, body: Any = None, **headers: str
 ) -> tuple[int, bytes]:
     """Return status and body of the response; a `body` is sent as JSON."""
     host, port = address.removeprefix("tcp://").rsplit(":", 1)

@@ -213,7 +213,7 @@ async def rank_1(vaults: Vault) -> AsyncIterator[tuple[Index, Callable[..., None
     settings = TorchSettings(**(SETTINGS | {"kv_gib": 256 * BLOCK_GIB, "ranks": 2}))
     geometry = pool_geometry(tiny(), settings, torch.float32, rank=1)
     client = MemoryClient(path, open_device(device), 9)
-    await client.connect()
+    await client.connect(BOUND_S)
     mapping = await PoolClient(client, open_device("host-0")).stand_by()
     assert mapping is not None
     index = index_of(mapping, geometry)
