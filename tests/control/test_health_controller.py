@@ -549,3 +549,22 @@ def test_no_order_of_events_breaks_its_promises(story: list[tuple[int, tuple[str
     made.wait(600.0)
     assert {name: made.record(name).weight for name in PAIRS} == dict.fromkeys(PAIRS, 1.0)
     assert msgspec.json.decode(made.store["a"], type=HealthRecord) == made.record("a")
+
+
+def test_a_replacement_is_asked_for_in_the_record_that_keeps_the_last_worker_serving() -> None:
+    """The next control goes on asking, without a second notice, until the worker has weight by its own merit."""
+    made = HealthRig({"a": "wa"})
+    made.workers["a"].device = "d1"
+    made.begin(serving=True)
+    made.wait(1.0)
+    fault = fault_of("0000:3b:00", 79)
+    made.tell(hc.DeviceRead("d1", s.DeviceReport(fault, made.now)))
+    made.restart()
+    made.wait(60.0)
+    record = msgspec.json.decode(made.store["a"], type=HealthRecord)
+    assert (record.weight, record.last_resort, record.replace) == (0.5, True, fault.reason)
+    assert len([one for one in made.of(hc.Notice) if one.what is hc.NoticeKind.REPLACED]) == 1
+    made.tell(hc.DeviceRead("d1", s.DeviceReport(None, made.now)))
+    made.wait(60.0)
+    record = msgspec.json.decode(made.store["a"], type=HealthRecord)
+    assert (record.weight, record.replace, record.unfit_s) == (1.0, "", 0.0)

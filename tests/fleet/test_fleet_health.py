@@ -19,7 +19,7 @@ from tests.rigs.fleet.moment import NOW_S, model, node, observe, planned_words, 
 from tests.rigs.worlds.fleet_storms import Ailing, play
 
 WORLDS = 100
-AWAY, DOUBTED, UNCHECKED = Health.AWAY, Health.DOUBTED, Health.UNCHECKED
+AWAY, DOUBTED, UNCHECKED, UNFIT = Health.AWAY, Health.DOUBTED, Health.UNCHECKED, Health.UNFIT
 
 
 def ill(serial: int, health: Health, for_s: float, **fields: Any) -> Replica:
@@ -37,28 +37,28 @@ ROOM, FULL = node(gpus=4), node(size=80)
         pytest.param(
             1, observe([ROOM], [ill(1, AWAY, 599, came_s=0.0)]), [], id="a load that is not known takes longest"
         ),
-        pytest.param(1, observe([ROOM], [ill(1, DOUBTED, 19)]), [], id="doubts may pass"),
-        pytest.param(1, observe([ROOM], [ill(1, DOUBTED, 21)]), ["place a2 n"], id="a replacement comes first"),
+        pytest.param(1, observe([ROOM], [ill(1, DOUBTED, 999)]), [], id="control says how long doubts last"),
+        pytest.param(1, observe([ROOM], [ill(1, UNFIT, 1)]), ["place a2 n"], id="a replacement comes first"),
         pytest.param(1, observe([ROOM], [ill(1, UNCHECKED, 21)]), [], id="a first check has the time of a load"),
-        pytest.param(1, observe([ROOM], [ill(1, DOUBTED, 21), replica(serial=2)]), ["drain a1 n"], id="then it leaves"),
+        pytest.param(1, observe([ROOM], [ill(1, UNFIT, 1), replica(serial=2)]), ["drain a1 n"], id="then it leaves"),
         pytest.param(
             1,
-            observe([ROOM], [ill(1, DOUBTED, 21), ill(2, UNCHECKED, 1)]),
+            observe([ROOM], [ill(1, UNFIT, 1), ill(2, UNCHECKED, 1)]),
             [],
             id="not for one that nobody has checked",
         ),
         pytest.param(
-            1, observe([FULL], [ill(1, DOUBTED, 21, size=80)]), [], id="the last that answers keeps its place"
+            1, observe([FULL], [ill(1, UNFIT, 1, size=80)]), [], id="the last that answers keeps its place"
         ),
         pytest.param(
             2,
-            observe([FULL], [ill(1, DOUBTED, 21), ill(2, DOUBTED, 21)]),
+            observe([FULL], [ill(1, UNFIT, 1), ill(2, UNFIT, 1)]),
             ["drain a1 n"],
             id="of two without room one gives up its place",
         ),
         pytest.param(1, observe([ROOM], [replica(), ill(2, DOUBTED, 1)]), ["drain a2 n"], id="fewer: doubted first"),
         pytest.param(1, observe([ROOM], [replica(serial=1), ill(2, AWAY, 1)]), ["stop a2 n"], id="fewer: away first"),
-        pytest.param(0, observe([ROOM], [ill(1, DOUBTED, 21)]), ["drain a1 n"], id="none is wanted"),
+        pytest.param(0, observe([ROOM], [ill(1, UNFIT, 1)]), ["drain a1 n"], id="none is wanted"),
     ],
 )
 def test_what_does_not_serve_is_replaced_leaves_first_and_never_counts(
@@ -148,7 +148,7 @@ def test_clients_hear_why_nothing_serves_and_wait_no_longer_than_streams_are_hel
     soon = _record(_controller(there, nodes=FULL))
     assert soon.unmet["a"] == "r1 on n: its breaker is open; another is started unless it serves again soon"
     assert soon.stands == ()
-    later = _record(_controller(structs.replace(there, ill_s=NOW_S - 30), nodes=FULL))
+    later = _record(_controller(structs.replace(there, health=UNFIT), nodes=FULL))
     assert (later.stands, later.hopeless) == (("a",), ())
     assert later.unmet["a"].startswith("r1 on n: its breaker is open; no other comes: ")
     assert unhealthy_outlook("ill", ModelOutlook("no room"), is_coming=True) == ModelOutlook(

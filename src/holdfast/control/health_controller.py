@@ -61,6 +61,7 @@ from holdfast.health import standing as s
 from holdfast.health.device_faults import Severity
 from holdfast.health.last_resort import ResortCandidate, last_resorts
 from holdfast.health.records import HealthRecord
+from holdfast.health.replacement import UnfitWorker, asked_for, replace_due_s
 
 # Records of dead workers kept; the oldest are deleted first. A worker that cannot start leaves many of them in a day.
 DEAD_MAX = 256
@@ -283,6 +284,7 @@ class NoticeKind(StrEnum):
     ACCUSED = "accused"
     CONVICTED = "convicted"  # weights were convicted, by name
     WITHDRAWN = "withdrawn"  # a card's expected answer was withdrawn
+    REPLACED = "replaced"  # another engine was asked for in its place
     NOTE = "note"
 
 
@@ -359,6 +361,7 @@ class HealthController:
         self._actions: list[HealthEffect] = []
         self._dirty: dict[str, None] = {}  # paths of workers that may have to be written, in order
         self._touched: dict[x.Key, None] = {}  # and expectations
+        self._reviews: dict[tuple[str, str], None] = {}  # sets in which replacements are decided again
 
     @property
     def standings(self) -> dict[str, s.WorkerStanding]:  # by path; the lost too, while they are remembered
@@ -384,6 +387,7 @@ class HealthController:
     def step(self, event: HealthEvent, now_s: float) -> tuple[HealthEffect, ...]:
         self._now_s = max(self._now_s, now_s)
         self._apply(event)
+        self._review_replacements()
         writes: list[HealthEffect] = []
         for key in self._touched:
             name, record = name_of_key(key), self._expectations[key].record()
@@ -485,6 +489,7 @@ class HealthController:
         for fault in [self._faults[device] for device in facts.devices if device in self._faults]:
             self._step_standing(worker, fault)
         self._review_last_resort(worker)
+        self._reviews[worker.set_key] = None
 
     def _on_lost(self, worker: WorkerHealth, reason: str) -> None:
         facts, worker.facts, worker.found_by_s, worker.search_until_s = worker.facts, None, None, None
@@ -528,6 +533,9 @@ class HealthController:
             if worker.handover_until_s is not None and worker.handover_until_s <= self._now_s:
                 worker.handover_until_s = None
                 self._review_last_resort(worker)
+                self._reviews[worker.set_key] = None
+            if worker.replace_due_s is not None and worker.replace_due_s <= self._now_s:
+                self._reviews[worker.set_key] = None
             if worker.search_until_s is not None and worker.search_until_s <= self._now_s:
                 worker.search_until_s = None
                 self._review_last_resort(worker)
@@ -683,6 +691,27 @@ class HealthController:
         why = next(iter(causes[cause] for cause in (s.HealthCause.WRONG, *FAILING) if cause in causes))
         self._notify(worker, NoticeKind.RELIEVED, f"it is to hand over to {standby.name}: {why}")
         self._actions.append(HandOverToStandby(worker.path, fails, why))
+
+    # -- replacements
+
+    def _review_replacements(self) -> None:
+        """Decide again for which workers another engine is asked for, in the sets in which something changed. A
+        restored worker keeps what was decided until it is found."""
+        for key in self._reviews:
+            members = [w for w in self._workers.values() if w.set_key == key and w.search_until_s is None]
+            whys = {w.path: w.why_unfit(self._now_s) for w in members}
+            unfit = [UnfitWorker(w.path, whys[w.path], w.unfit_s, bool(w.replace)) for w in members if whys[w.path]]
+            asked = asked_for(unfit, sum(w.awake for w in members))
+            for worker in members:
+                why = asked.get(worker.path, "")
+                due_s = replace_due_s(worker.standing.causes, worker.unfit_s) if worker.awake else None
+                worker.replace_due_s = due_s if due_s is not None and due_s > self._now_s else None
+                if why and not worker.replace:
+                    self._notify(worker, NoticeKind.REPLACED, f"another engine is needed in its place: {why}")
+                if why != worker.replace:
+                    worker.replace = why
+                    self._dirty[worker.path] = None
+        self._reviews.clear()
 
     # -- devices
 
@@ -870,6 +899,9 @@ class HealthController:
         before, candidacy = worker.standing, worker.candidacy
         worker.standing, effects = s.step(before, event, self._now_s)
         worker.errors = history.after_step(worker.errors, before, worker.standing, event, self._now_s)
+        if worker.standing is not before:
+            worker.note_fitness(self._now_s)
+            self._reviews[worker.set_key] = None
         if worker.candidacy == candidacy:
             self._on_standing_effects(worker, effects)
             return

@@ -68,7 +68,7 @@ LEVEL_TICKS = 2  # as often as beats come under work
 FAILED_PAUSE_S = 5.0
 LOUD = frozenset({
     NoticeKind.MOVED, NoticeKind.DRAINED, NoticeKind.QUARANTINED, NoticeKind.ACCUSED, NoticeKind.RELOADED,
-    NoticeKind.RELIEVED, NoticeKind.ACQUITTED, NoticeKind.WITHDRAWN,
+    NoticeKind.RELIEVED, NoticeKind.ACQUITTED, NoticeKind.WITHDRAWN, NoticeKind.REPLACED,
 })  # fmt: skip
 
 

@@ -142,6 +142,11 @@ def _workers(
             {path: one.quarantined for path, one in standings.items()},
         ),
         gauge(
+            "holdfast_worker_unfit",
+            "1 while control asks for another engine in its place",
+            {path: bool(record.replace) for path, record in records.items()},
+        ),
+        gauge(
             "holdfast_worker_spare",
             "1 while it is sound and kept without traffic",
             {path: record.spare for path, record in records.items()},

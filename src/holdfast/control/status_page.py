@@ -110,6 +110,7 @@ def _verdict(path: str, worker: str, record: HealthRecord, unix_s: float) -> Ver
         spare=record.spare,
         quarantined=standing.quarantined,
         last_resort=record.last_resort,
+        replace=record.replace,
         reason=standing.reason + _remedy(record, unix_s),
         since_unix_s=standing.since_s,
         causes=dict(standing.causes),

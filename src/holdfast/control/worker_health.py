@@ -24,6 +24,7 @@ from holdfast.health.history import History
 from holdfast.health.last_resort import unfitness_of
 from holdfast.health.outliers import PaceClass
 from holdfast.health.records import HealthRecord, device_name
+from holdfast.health.replacement import replace_due_s, replace_reason
 from holdfast.spec.health import HealthSettings
 from holdfast.wire.messages import Welcome
 
@@ -140,6 +141,9 @@ class WorkerHealth:
         self.canary = c.WorkerCanary(path, jitter, limits.canary)
         self.errors: History = ()
         self.spare = False
+        self.unfit_s = 0.0  # since when a cause against it may ask for its replacement; 0: none does
+        self.replace = ""  # why another engine is needed in its place; empty: none is
+        self.replace_due_s: float | None = None  # when that is decided again, if nothing changes
         self.reloads = 0  # in a row, also of loads that followed each other soon
         self.reload_next_s = 0.0
         self.reload_in_dispute = False  # the last reload was requested because of a dispute, before any verdict
@@ -246,6 +250,21 @@ class WorkerHealth:
         held = (s.WEIGHTS[s.TABLE[s.HealthCause(cause)][0]] for cause in self.standing.causes)
         return self.awake and self.standing.owed > 1 and all(held)
 
+    def note_fitness(self, now_s: float) -> None:
+        """Note since when it is unfit: from the first cause that may ask for its replacement until it has weight by its
+        own merit again."""
+        unfit = replace_due_s(self.standing.causes, 0.0) is not None
+        if not unfit and (s.earned(self.standing) > 0.0 or s.HealthCause.GONE in self.standing.causes):
+            self.unfit_s = 0.0
+        elif unfit and not self.unfit_s:
+            self.unfit_s = now_s
+
+    def why_unfit(self, now_s: float) -> str:
+        """Return why a replacement is due; the reason for which it was asked for stands until the worker serves."""
+        if not self.awake or not self.unfit_s or self.handover_until_s is not None:
+            return ""
+        return replace_reason(self.standing.causes, self.unfit_s, now_s) or self.replace
+
     @property
     def forget_at_s(self) -> float | None:
         return None if self.died_at_s is None else self.died_at_s + self._dead_kept_s
@@ -259,7 +278,7 @@ class WorkerHealth:
         if self.probed:
             yield self.next_probe_at_s
         bounds = (self.found_by_s, self.forget_at_s, self.handover_until_s, self.search_until_s)
-        more = (*bounds, self.reload_due_s, self.repace_due_s)
+        more = (*bounds, self.reload_due_s, self.repace_due_s, self.replace_due_s)
         yield from (each for each in more if each is not None)
 
     def record(self, now_s: float, by: str) -> HealthRecord:
@@ -280,6 +299,8 @@ class WorkerHealth:
             # A running check is not part of the record.
             canary=self.canary.record() if self.open_try is None else self.written.canary,
             spare=self.spare,
+            replace=self.replace,
+            unfit_s=self.unfit_s,
             errors=self.errors,
             at_unix_s=now_s,
             by=by,
@@ -293,6 +314,7 @@ class WorkerHealth:
         self.canary.restore(record.canary)
         self.spare, self.reloads, self.verified = record.spare, record.reloads, record.verified
         self.accused, self.errors = record.verified, record.errors
+        self.replace, self.unfit_s = record.replace, min(record.unfit_s, now_s)
         self.reload_next_s = min(record.reload_next_s, now_s + RELOAD_S_MAX * (1 + RELOAD_JITTER))
         if s.HealthCause.GONE in self.standing.causes:
             self.died_at_s = self.standing.since_s

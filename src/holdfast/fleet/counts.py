@@ -13,8 +13,9 @@ it, one more than desired being started for that; one below a floor of WARM when
 has no traffic, because it is WARM or never came up, is stopped.
 
 A replica that is up and does not serve (`Replica.health`) leaves before any other, and no other leaves because it is
-there. Past a bound (`unfit_s`) it is missing: one without a leading engine has failed and is stopped; one that could
-still answer is replaced as an outdated one is, and the last of them stays until its replacement has come.
+there. When control asks for another in its place, or past a bound (`unfit_s`), it is missing: one without a leading
+engine has failed and is stopped; one that could still answer is replaced as an outdated one is, and the last of them
+stays until its replacement has come.
 """
 
 from __future__ import annotations
@@ -101,18 +102,21 @@ class ModelCount:
 
 _HAS_HEALTH = (ReplicaPhase.READY, ReplicaPhase.DRAINING)  # phases in which a HOT replica's health means anything
 # By how much a replica can do, least first.
-RANK = {health: place for place, health in enumerate((Health.AWAY, Health.UNCHECKED, Health.DOUBTED, Health.SOUND))}
+RANK = {
+    health: place
+    for place, health in enumerate((Health.AWAY, Health.UNCHECKED, Health.UNFIT, Health.DOUBTED, Health.SOUND))
+}
 
 
 def unfit_s(one: Replica, model: Model | None, hysteresis: Hysteresis) -> float | None:
-    """Return when a replica that is not SOUND must be replaced; None: it serves, or is not up yet.
+    """Return when a replica that is not SOUND must be replaced; None: not as things are.
 
-    Doubts have `doubt_s`. What is away, or was never checked, has the time of a takeover and of a load: as its first
-    one took, twice, or as long as the model may take."""
-    if one.health is Health.SOUND or one.level is not Level.HOT or one.phase not in _HAS_HEALTH:
+    Control says which are UNFIT, and how long doubts may last. What is away, or was never checked, has the time of a
+    takeover and of a load: as its first one took, twice, or as long as the model may take."""
+    if one.health in (Health.SOUND, Health.DOUBTED) or one.level is not Level.HOT or one.phase not in _HAS_HEALTH:
         return None
-    if one.health is Health.DOUBTED:
-        return one.ill_s + hysteresis.doubt_s
+    if one.health is Health.UNFIT:
+        return one.ill_s
     load_s = COPY_S if model is None else model.load_s
     return one.ill_s + hysteresis.takeover_s + (min(load_s, 2 * one.came_s) if one.came_s > 0 else load_s)
 
@@ -295,6 +299,8 @@ class _Counter:
 
     def _unfit_reason(self, one: Replica) -> str:
         """Return why an unfit replica is replaced."""
+        if one.health is Health.UNFIT:
+            return f"control asks for another in its place: {one.ill_why or one.health}"
         due_s = unfit_s(one, self.model, self.hysteresis) or one.ill_s
         return f"it did not serve for {due_s - one.ill_s:.0f} s: {one.ill_why or one.health}"
 

@@ -38,9 +38,6 @@ class Hysteresis(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     resident_s: float = 20.0  # HOT for so long at least: a copy there and back takes seconds, a load from disk a minute
     cooldown_s: float = 30.0  # HOT for so long before one of the same need evicts it: the length of a turn
-    # Control takes a replica's traffic for so long before another is started: a breaker may close again, and a canary
-    # pass, within seconds; the streams are held meanwhile.
-    doubt_s: float = 20.0
     takeover_s: float = 20.0  # for a standby to lead, with its vault restarted: the slowest seen took 9 s
     linger_s: float = 600.0  # a surplus WARM replica is kept for so long, unless its memory is needed
 

@@ -53,7 +53,8 @@ class Health(StrEnum):
 
     SOUND = "sound"  # it gets requests
     UNCHECKED = "unchecked"  # an engine of it leads, and control has not passed it yet
-    DOUBTED = "doubted"  # control gives it no traffic, or keeps it as the last resort only
+    DOUBTED = "doubted"  # control gives it no traffic, or keeps it as the last resort only; it may recover
+    UNFIT = "unfit"  # and control asks for another in its place (`health/replacement.py`)
     AWAY = "away"  # no engine of it leads: it cannot answer at all
 
 

@@ -36,6 +36,8 @@ class HealthRecord(msgspec.Struct, frozen=True, kw_only=True):
     verified: bool = False  # after its wrong answer its weights were found equal to their source
     last_resort: bool = False  # it serves only because too few others of its set can
     spare: bool = False  # healthy, and gets no traffic until capacity is lost
+    replace: str = ""  # why another engine is needed in its place (`replacement.py`); "": none is
+    unfit_s: UnixS = 0.0  # since when a cause against it may ask for that; 0: none does
     errors: tuple[WorkerError, ...] = ()  # its last ones, the oldest first
     at_unix_s: UnixS = 0.0  # when it was written
     by: str = ""  # the control that wrote it

@@ -25,6 +25,7 @@ class VerdictShown(msgspec.Struct, frozen=True, kw_only=True):
     spare: bool = False
     quarantined: bool = False
     last_resort: bool = False  # it serves only because too few others can
+    replace: str = ""  # why control asks for another engine in its place; "": it does not
     reason: str = ""
     since_unix_s: float = 0.0  # of this status
     causes: dict[str, str] = {}  # by `standing.HealthCause`

@@ -178,6 +178,8 @@ class Hosting:
         if record is None:
             return (Health.UNCHECKED, UNCHECKED) if said.is_led else (Health.SOUND, "")
         standing = record.standing
+        if record.replace:
+            return Health.UNFIT, record.replace
         if standing.weight > 0.0 and not record.last_resort:
             return Health.SOUND, ""
         health = Health.UNCHECKED if set(standing.causes) <= {HealthCause.UNCHECKED} else Health.DOUBTED

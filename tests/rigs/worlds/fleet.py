@@ -18,7 +18,8 @@ from tests.rigs.worlds.fleet_node import Body, Machine
 
 ROLLOUT = ("it is of another version", "it is to go, by a person's word")  # why one leaves for another
 CHOSEN = (*ROLLOUT, FEWER)
-UNFIT = ("it did not serve for", "its replacement takes")  # how a reason begins for which health is to blame
+# How a reason begins for which health is to blame.
+UNFIT = ("it did not serve for", "control asks for another", "its replacement takes")
 
 
 @dataclass

@@ -16,6 +16,7 @@ from holdfast.fleet.desired import Level, Model
 from holdfast.fleet.observed import Health, ReplicaPhase
 from holdfast.fleet.room import HOST
 from holdfast.fleet.view import FleetView
+from holdfast.health.replacement import DOUBT_S
 from tests.rigs.worlds.fleet import World
 from tests.rigs.worlds.fleet_node import Body, Machine
 
@@ -310,10 +311,19 @@ class Ailing(Storm):
     traffic."""
 
     def befall_ail(self) -> None:
-        self.become(self.rng.choice((Health.AWAY, Health.DOUBTED, Health.DOUBTED, Health.UNCHECKED)))
+        self.become(self.rng.choice((Health.AWAY, Health.DOUBTED, Health.DOUBTED, Health.UNFIT, Health.UNCHECKED)))
 
     def befall_heal(self) -> None:
         self.become(Health.SOUND)
+
+    def pass_once(self, compared: bool, lost: float) -> tuple[Action, ...]:
+        """As any storm does; where doubts lasted for long, control asks for another."""
+        for machine in self.world.machines.values():
+            for body in machine.bodies.values():
+                if body.health is Health.DOUBTED and self.world.now_s >= body.ill_s + DOUBT_S:
+                    body.become(Health.UNFIT, self.world.now_s)
+                    machine.changed = True
+        return super().pass_once(compared, lost)
 
     def become(self, health: Health) -> None:
         up = [(machine, body) for machine in self.world.machines.values() for body in machine.bodies.values()]

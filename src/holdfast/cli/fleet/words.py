@@ -36,7 +36,7 @@ class ReplicaShown(msgspec.Struct, frozen=True, kw_only=True):
     phase: str
     running: int
     since_unix_s: float
-    health: str = "sound"  # of one that is up: "sound", "unchecked", "doubted" or "away"
+    health: str = "sound"  # of one that is up: "sound", "unchecked", "doubted", "unfit" or "away"
     ill_why: str = ""
 
 
