@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.core.errors import RESUMABLE, Code
+from holdfast.core.errors import RESUMABLE, Code, read_failure
 from holdfast.routing.table import PriorityClass
 from holdfast.streams.ledger import (
     DEATHS,
@@ -23,6 +23,7 @@ RESUMED = {
     "Disconnected": True,
     "ConnectionTimeout": True,
     "ResponseTimeout": True,
+    "MovedByVerdict": True,
     "EngineShutdown": True,
     "StreamIncomplete": True,
     "EmptyAnswer": True,
@@ -43,7 +44,7 @@ RESUMED = {
 def test_every_code_is_decided(name: str) -> None:
     """The names that stand for a worker's failure are resumed elsewhere, all others fail under their own name."""
     code = Code(name)
-    assert after_failure(name, "why", empty_attempts=0) == (
+    assert after_failure(code, "why", empty_attempts=0) == (
         ResumeElsewhere() if RESUMED[name] else EndStream(code, "why")
     )
     assert RESUMED[name] is (code in RESUMABLE)
@@ -75,10 +76,15 @@ def test_the_third_death_without_a_token_is_the_last() -> None:
     assert verdict == EndStream(Code.POISONED, told)
 
 
-def test_an_unknown_code_fails_and_is_quoted() -> None:
-    """A worker of another make cannot bring up a name that nobody handles."""
-    verdict = after_failure("Frobnicated", "why", empty_attempts=0)
+def test_an_unknown_code_is_resumed_and_quoted() -> None:
+    """A code of a newer worker fails the attempt, not the stream; after five in a row the text names it, on one
+    line."""
+    code, message = read_failure("Frob\nnicated", "why")
+    assert code is Code.ENGINE_SHUTDOWN
+    assert after_failure(code, message, empty_attempts=0) == ResumeElsewhere()
+    verdict = after_failure(code, message, EMPTY_ATTEMPTS_MAX)
     assert isinstance(verdict, EndStream)
-    assert verdict.code is Code.ENGINE_SHUTDOWN
-    assert "'Frobnicated'" in verdict.message
+    assert "Frob" in verdict.message
     assert "why" in verdict.message
+    assert verdict.message.isprintable()
+    assert read_failure("EmptyAnswer", "why") == (Code.EMPTY_ANSWER, "why")

@@ -54,7 +54,8 @@ async def test_another_wire_version_is_not_talked_to(tmp_path: Path) -> None:
         worker = await rig.worker(1)
         worker.welcome = msgspec.structs.replace(worker.welcome, version=9)
         rig.appear(worker)
-        await rig.reason(worker, f"worker speaks wire version 9, this frontend {VERSION}")
+        why = f"the worker speaks wire version 9, this process speaks version {VERSION}; upgrade the older one"
+        await rig.reason(worker, why)
         assert not rig.is_routable(worker)
 
 

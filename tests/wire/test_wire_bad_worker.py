@@ -136,8 +136,6 @@ async def test_every_failure_becomes_an_answer(rig: Rig) -> None:
         (Failure("Cancelled", "changed my mind"), 499),
         (Failure("InvalidRequest", "not this one"), 400),
         (Failure("ResourceExhausted", "never fits"), 429),
-        (Failure("NoSuchCode", "x"), 503),
-        (Failure("", ""), 503),
     ):
         rig.engine.script = [Output(0, [], failure=failure)]
         received = await rig.ask()
@@ -147,6 +145,17 @@ async def test_every_failure_becomes_an_answer(rig: Rig) -> None:
         answer = read_answer(await rig.ask(stream=True))
         assert answer.error is not None, failure
         assert not answer.done, failure
+
+
+async def test_an_unknown_failure_is_resumed(rig: Rig) -> None:
+    """A code that only a newer worker knows fails the attempt and not the answer."""
+    for failure in (Failure("NoSuchCode", "x"), Failure("", "")):
+        rig.engine.script = [Output(0, [], failure=failure)]
+        assert (await rig.ask()).status == 200, failure
+        rig.engine.script = [Output(0, [300]), Output(0, [], failure=failure)]
+        answer = read_answer(await rig.ask(stream=True))
+        assert answer.done, failure
+        assert answer.resumed == 1, failure
 
 
 async def test_outputs_after_the_end_and_for_nobody_are_dropped(rig: Rig) -> None:

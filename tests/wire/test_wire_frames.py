@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.requests import Failure, GenerateRequest, Output, Sampling, TokenLogprobs
-from holdfast.wire.frames import FRAME_BYTES_MAX, FrameError, FrameSplitter, encode, frame
+from holdfast.wire.frames import FRAME_BYTES_MAX, FrameError, FrameSplitter, UnknownMessage, encode, frame
 from holdfast.wire.messages import (
     VERSION,
     ArtefactPart,
@@ -178,3 +178,15 @@ def test_later_fields_may_be_missing_or_more() -> None:
     assert message == Generate(7, GenerateRequest("r", [1, 2], 2, Sampling(5, 3)))
     longer = msgspec.msgpack.encode([8, "reason", "of a newer version"])
     assert decode_to_frontend(memoryview(longer)) == Draining("reason")
+
+
+@pytest.mark.parametrize("payload", [[99, 1], [99], [200, "x", {"a": [1, 2]}], [2**40], [-1, "x"]])
+def test_a_message_of_a_newer_version_is_told_from_a_malformed_one(payload: list[object]) -> None:
+    """A receiver may ignore the former; a known tag with a wrong body, or no tag at all, is a fault of the peer."""
+    for decode in (decode_to_worker, decode_to_frontend):
+        with pytest.raises(UnknownMessage, match=f"unknown kind {payload[0]}$"):
+            decode(memoryview(msgspec.msgpack.encode(payload)))
+    for malformed in ([4, "x"], ["99", 1], [[99]], {"99": 1}, 99):
+        with pytest.raises(FrameError) as error:
+            decode_to_worker(memoryview(msgspec.msgpack.encode(malformed)))
+        assert not isinstance(error.value, UnknownMessage)

@@ -8,14 +8,25 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.control.worker_probe import CanaryConnection
 from holdfast.core.address import UnixAddress
 from holdfast.core.requests import GenerateRequest, Sampling
 from holdfast.wire import net
-from holdfast.wire.frames import FrameSplitter, encode
-from holdfast.wire.messages import VERSION, Generate, Ping, ProcessIdentity, Refused, Welcome, decode_to_worker
+from holdfast.wire.frames import FrameSplitter, encode, frame
+from holdfast.wire.messages import (
+    VERSION,
+    Generate,
+    Ping,
+    Pong,
+    ProcessIdentity,
+    Refused,
+    ToFrontend,
+    Welcome,
+    decode_to_worker,
+)
 from holdfast.wire.net import SocketNetwork
 from holdfast.wire.worker_connection import WorkerConnection
 
@@ -116,3 +127,56 @@ async def test_a_message_refused_after_the_welcome_is_shown_with_its_reason(
     await asyncio.wait_for(link.closed.wait(), WAIT_S)
     assert link.ended.code == "InvalidRequest"
     assert str(link.ended) == "worker refused the connection: cannot read message: invalid value 77"
+
+
+class NewerWorker(asyncio.Protocol):
+    """Answers each frame with the frames of its list."""
+
+    def __init__(self, *frames: bytes) -> None:
+        self._frames = b"".join(frames)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._transport.write(self._frames)
+
+
+async def link_to(folder: Path, worker: NewerWorker, link: WorkerConnection) -> WorkerConnection:
+    network, address = SocketNetwork(), UnixAddress(str(folder / "w"))
+    await network.listen(address, lambda: worker)
+    await network.connect(address, lambda: link, WAIT_S)
+    return link
+
+
+async def test_a_message_that_only_a_newer_worker_knows_is_ignored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Messages after it in the same read are handled; the log has one line."""
+    unknown, got = frame(msgspec.msgpack.encode([99, "news"])), asyncio.Event()
+
+    class Link(WorkerConnection):
+        def on_message(self, message: ToFrontend) -> None:
+            super().on_message(message)
+            if message == Pong(7):
+                got.set()
+
+    worker = NewerWorker(encode(WELCOME), unknown, unknown, encode(Pong(7)))
+    link = await link_to(tmp_path, worker, Link("test"))
+    assert (await link.welcome(WAIT_S)).version == VERSION
+    await asyncio.wait_for(got.wait(), WAIT_S)
+    link.send(Ping(1))
+    assert not link.closed.is_set()
+    ignored = [one.getMessage() for one in caplog.records if "unknown kind 99" in one.getMessage()]
+    assert len(ignored) == 1
+    assert ignored[0].startswith("the worker sent")
+    link.abort()
+
+
+async def test_a_worker_in_another_version_is_given_up_with_both_versions(tmp_path: Path) -> None:
+    """The text names what each side speaks, and the remedy."""
+    newer = msgspec.structs.replace(WELCOME, version=VERSION + 1)
+    link = await link_to(tmp_path, NewerWorker(encode(newer)), WorkerConnection("test"))
+    with pytest.raises(ConnectionError, match=r"speaks wire version 3, this process speaks version 2; upgrade the old"):
+        await link.welcome(WAIT_S)

@@ -17,7 +17,7 @@ from holdfast.core.requests import CANARY_TIER, GenerateRequest, Output, Samplin
 from holdfast.engines.contract import Capabilities, EngineEvents, Limits, Progress
 from holdfast.testing.waiting import until
 from holdfast.wire import net
-from holdfast.wire.frames import FrameSplitter, encode
+from holdfast.wire.frames import FrameSplitter, encode, frame
 from holdfast.wire.messages import (
     VERSION,
     ArtefactPart,
@@ -508,3 +508,38 @@ async def test_before_the_engine_is_ready_frontends_are_asked_to_come_again(rig:
     refused = await frontend.next()
     assert isinstance(refused, Refused)
     assert refused.code == "CannotConnect"
+
+
+async def test_a_newer_frontend_speaks_the_version_that_both_know(rig: Rig) -> None:
+    """It names the range that it speaks; a range apart from the worker's is refused with both, and the remedy."""
+    newer = await rig.connect(greet=False)
+    newer.send(Hello(VERSION, "data", "newer", VERSION + 5, ("colour",)))
+    assert await newer.next() == WELCOME
+    for first, last, client in ((3, 5, "versions 3 to 5"), (1, 0, "version 1")):
+        apart = await rig.connect(greet=False)
+        apart.send(Hello(first, "data", "apart", last))
+        refused = await apart.next()
+        assert isinstance(refused, Refused)
+        expected = f"the client speaks {client}, this worker speaks version 2; upgrade the older one"
+        assert refused.reason == expected
+
+
+async def test_a_message_of_a_newer_frontend_ends_none_of_its_streams(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is ignored, and logged once, on one line whatever the frontend calls itself; as a first message it is
+    refused."""
+    unknown = frame(msgspec.msgpack.encode([99, "news"]))
+    frontend = await rig.connect(greet=False)
+    frontend.send(Hello(VERSION, "data", "f\n2026 forged"))
+    assert await frontend.next() == WELCOME
+    frontend.writer.write(encode(generate(1)) + unknown + unknown + encode(generate(2)))
+    await rig.until_streams(2)
+    ignored = [one.getMessage() for one in caplog.records if "unknown kind 99" in one.getMessage()]
+    assert len(ignored) == 1
+    assert ignored[0].startswith("f\\n2026 forged sent a message of unknown kind 99")
+    stranger = await rig.connect(greet=False)
+    stranger.writer.write(unknown)
+    refused = await stranger.next()
+    assert isinstance(refused, Refused)
+    assert "unknown kind 99" in refused.reason

@@ -10,13 +10,16 @@ import contextlib
 from collections.abc import Iterator
 from enum import StrEnum
 
+from holdfast.core.text import printable
+
 
 class Code(StrEnum):
     CANNOT_CONNECT = "CannotConnect"
     DISCONNECTED = "Disconnected"
     CONNECTION_TIMEOUT = "ConnectionTimeout"
     RESPONSE_TIMEOUT = "ResponseTimeout"  # the worker hangs: its liveness says that it is lost
-    MOVED_BY_VERDICT = "ResponseTimeout"  # an alias: control ejected the worker, which metrics show in the same way
+    # Control ejected the worker. Of frontends only: workers never send it, since older frontends do not know it.
+    MOVED_BY_VERDICT = "MovedByVerdict"
     ENGINE_SHUTDOWN = "EngineShutdown"
     STREAM_INCOMPLETE = "StreamIncomplete"
     EMPTY_ANSWER = "EmptyAnswer"  # a worker ended the stream without a token
@@ -38,12 +41,22 @@ RESUMABLE = frozenset(
         Code.DISCONNECTED,
         Code.CONNECTION_TIMEOUT,
         Code.RESPONSE_TIMEOUT,
+        Code.MOVED_BY_VERDICT,
         Code.ENGINE_SHUTDOWN,
         Code.STREAM_INCOMPLETE,
         Code.EMPTY_ANSWER,
         Code.WORKER_OVERLOADED,
     }
 )
+
+
+def read_failure(code: str, message: str) -> tuple[Code, str]:
+    """Return the code and text of a failure that another process reports. A code of a newer version counts as a failure
+    of the attempt, which another worker may resume."""
+    try:
+        return Code(code), message
+    except ValueError:
+        return Code.ENGINE_SHUTDOWN, f"it failed with the unknown code '{printable(code)}': {message}"
 
 
 class HoldfastError(Exception):

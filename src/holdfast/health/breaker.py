@@ -104,6 +104,7 @@ _KIND_OF_CODE: dict[str, FailureKind | None] = {
     Code.STREAM_INCOMPLETE: FailureKind.TRUNCATED,
     Code.EMPTY_ANSWER: FailureKind.ZERO_TOKENS,
     Code.ENGINE_SHUTDOWN: FailureKind.ENGINE_ERROR,
+    Code.MOVED_BY_VERDICT: None,  # control has judged the worker already
     Code.WORKER_OVERLOADED: None,  # the worker is full
     Code.RESOURCE_EXHAUSTED: None,
     Code.NO_WORKER: None,

@@ -10,8 +10,10 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.memory.layout import Layout
+from holdfast.wire.connection import Versions
 
 VERSION = 1
+VERSIONS = Versions(VERSION, VERSION)
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
@@ -35,6 +37,8 @@ class Hello(Message, frozen=True, tag=1):
     engine_id: int
     pid: int
     resume: Resume | None = None
+    last_version: int = 0  # the newest that the client speaks; 0: `version` is the only one
+    features: tuple[str, ...] = ()
 
 
 class Resume(Message, frozen=True):
@@ -151,6 +155,7 @@ class Welcome(Message, frozen=True, tag=101):
     vault: str  # id of this vault process
     resumed: bool
     pool_epoch: int = 0  # the last granted epoch that this vault knows of
+    features: tuple[str, ...] = ()  # those that both sides have
 
 
 class Failed(Call, frozen=True, tag=102):

@@ -25,7 +25,7 @@ import itertools
 import logging
 from collections.abc import Callable
 
-from holdfast.core.errors import RESUMABLE, Code
+from holdfast.core.errors import RESUMABLE, Code, read_failure
 from holdfast.health.breaker import classify_failure
 from holdfast.routing.table import PriorityClass, RouteSlot, request_cost
 from holdfast.spec.waits import HoldSettings
@@ -169,6 +169,7 @@ class Dispatcher:
         ledger = flight.ledger
         if ledger.ended:
             return
+        code, message = read_failure(code, message)
         link = self._link_of(flight)
         if counted := faulty and link is not None and not link.draining:
             kind = classify_failure(code, tokens=ledger.emitted - ledger.mark, finish=None)

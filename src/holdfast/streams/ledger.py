@@ -169,19 +169,15 @@ def priority_of(resumed: int, deaths: int) -> PriorityClass:
     return PriorityClass.RESUMED if resumed else PriorityClass.FRESH
 
 
-def after_failure(code: str, message: str, empty_attempts: int, deaths: int = 0) -> ResumeElsewhere | EndStream:
+def after_failure(code: Code, message: str, empty_attempts: int, deaths: int = 0) -> ResumeElsewhere | EndStream:
     """Return whether to resume or end a stream, from the failure's code and the attempts in a row that made no token or
     ended in a death without a token."""
-    try:
-        name = Code(code)
-    except ValueError:
-        return EndStream(Code.ENGINE_SHUTDOWN, f"worker failed with unknown code {code!r}: {message}")
-    if name not in RESUMABLE:
-        return EndStream(name, message)
+    if code not in RESUMABLE:
+        return EndStream(code, message)
     if deaths >= POISON_DEATHS:
         why = f"{deaths} engines died while they worked on this request, the last time it was tried alone"
         return EndStream(Code.POISONED, why)
-    if name not in DEATHS and empty_attempts >= EMPTY_ATTEMPTS_MAX:
+    if code not in DEATHS and empty_attempts >= EMPTY_ATTEMPTS_MAX:
         why = f"gave up after {empty_attempts} attempts without a token; the last: {message}"
-        return EndStream(name, why, no_token=True)
+        return EndStream(code, why, no_token=True)
     return ResumeElsewhere()

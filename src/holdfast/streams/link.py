@@ -19,6 +19,7 @@ import msgspec
 
 from holdfast.core.errors import Code
 from holdfast.core.requests import Output
+from holdfast.core.text import printable
 from holdfast.discovery.registry import Instance
 from holdfast.health.standing import WEIGHTS, HealthStatus
 from holdfast.routing.table import RouteSlot
@@ -40,7 +41,6 @@ from holdfast.wire.messages import (
     Step,
     ToFrontend,
     Welcome,
-    decode_to_frontend,
 )
 from holdfast.wire.worker_connection import WorkerConnection
 
@@ -190,6 +190,9 @@ class DataConnection(WorkerConnection):
     def on_welcome(self, welcome: Welcome) -> None:
         self._link.on_welcome(welcome)
 
+    def peer_name(self) -> str:
+        return printable(self._link.instance.name)
+
     def on_closed(self) -> None:
         link = self._link
         if link.data is self:
@@ -204,10 +207,10 @@ class DataConnection(WorkerConnection):
         dirty: list[Flight] = []  # their consumers have something to flush
         try:
             for payload in self._splitter.feed(data):
-                message = decode_to_frontend(payload)
+                message = self.read(payload)
                 if type(message) is Step:  # not through `on_message`: this is the path of every token
                     self._on_step(message, dirty)
-                else:
+                elif message is not None:
                     self.on_message(message)
         except FrameError as error:
             self.on_unreadable(error)
@@ -289,7 +292,7 @@ class DataConnection(WorkerConnection):
             link.events.has_room(link, message.places)
         elif isinstance(message, Draining):
             link.draining = True
-            link.reason = f"draining: {message.reason}"
+            link.reason = f"draining: {printable(message.reason)}"
             link.stop_routing()
             # The worker will give its streams back one by one; do not wait for that, and move higher tiers first.
             link.fail_streams(Code.ENGINE_SHUTDOWN, f"worker is {link.reason}", tell_worker=False)

@@ -7,6 +7,10 @@ frame each. Each protocol defines its own `Hello`, `Welcome` and other messages.
 Always true of a client's connection: each question gets its answer, or `ConnectionEnded` when the connection ends; an
 answer without a waiting caller is dropped. Always true of a server's: a peer that sends a malformed or too long frame,
 or no hello in time, is refused, and gets `LINGER_S` to read the reason.
+
+Versions: fields are only ever appended to a message, with defaults, and messages of a new kind are sent only to peers
+that announced the feature. A message of unknown kind ends the connection, because an answer may depend on it; a link
+on which it may be lost sets `ignores_unknown`, and then logs the first one and continues.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import msgspec
 from holdfast.core.backoff import Backoff
 from holdfast.core.tasks import done_within
 from holdfast.wire.accepting import make_room
-from holdfast.wire.frames import FRAME_BYTES_MAX, FrameError, FrameSplitter, encode
+from holdfast.wire.frames import FRAME_BYTES_MAX, FrameError, FrameSplitter, UnknownMessage, encode
 from holdfast.wire.net import WatchedWriter, tune
 
 _log = logging.getLogger(__name__)
@@ -34,6 +38,7 @@ NO_HELLO = "NoHello"
 FULL = "Full"
 # How long a refused peer may take to read why.
 LINGER_S = 2.0
+IGNORED = "%s sent %s; it and further ones are ignored: its version of Holdfast is newer"
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=33):
@@ -64,6 +69,12 @@ class Versions:
     last: int
     features: tuple[str, ...] = ()
 
+    def __contains__(self, version: int) -> bool:
+        return self.first <= version <= self.last
+
+    def __str__(self) -> str:
+        return f"version {self.first}" if self.first == self.last else f"versions {self.first} to {self.last}"
+
     def agree(self, hello: HelloMessage) -> int | None:
         """Return the newest version that both sides speak, or None."""
         newest = min(self.last, max(hello.version, hello.last_version))
@@ -74,12 +85,8 @@ class Versions:
 
     def refusal(self, hello: HelloMessage, server: str) -> str:
         """Return the reason to give a client with which no version is shared."""
-        client = _range(hello.version, max(hello.version, hello.last_version))
-        return f"the client speaks {client}, {server} speaks {_range(self.first, self.last)}; upgrade the older one"
-
-
-def _range(first: int, last: int) -> str:
-    return f"version {first}" if first == last else f"versions {first} to {last}"
+        client = Versions(hello.version, max(hello.version, hello.last_version))
+        return f"the client speaks {client}, {server} speaks {self}; upgrade the older one"
 
 
 class ConnectionEnded(ConnectionError):
@@ -92,6 +99,8 @@ class ConnectionEnded(ConnectionError):
 
 class ClientConnection(asyncio.Protocol):
     """A client's connection, from connect to close. Subclasses handle the messages."""
+
+    ignores_unknown = False
 
     def __init__(
         self, server: str, decode: Callable[[memoryview], Any], *, message_bytes_max: int = FRAME_BYTES_MAX
@@ -106,6 +115,7 @@ class ClientConnection(asyncio.Protocol):
         self.ended = ConnectionEnded("", f"connection closed by the {server}")
         self.closed = asyncio.Event()
         self.quiet = False  # set by `watch_silence`, cleared by anything received
+        self._has_ignored = False
 
     # -- hooks
 
@@ -139,10 +149,26 @@ class ClientConnection(asyncio.Protocol):
         self.quiet = False
         try:
             for payload in self._splitter.feed(data):
-                self.on_message(self._decode(payload))
+                if (message := self.read(payload)) is not None:
+                    self.on_message(message)
         except FrameError as error:
             self.on_unreadable(error)
         self.on_received()
+
+    def read(self, payload: memoryview) -> Any:
+        """Return the decoded message; None if it is ignored."""
+        try:
+            return self._decode(payload)
+        except UnknownMessage as error:
+            if not self.ignores_unknown:
+                raise
+            if not self._has_ignored:
+                self._has_ignored = True
+                _log.warning(IGNORED, self.peer_name(), error)
+            return None
+
+    def peer_name(self) -> str:
+        return f"the {self._server}"
 
     def on_unreadable(self, error: FrameError) -> None:
         self.end("", f"the {self._server} sent what is not our protocol: {error}")
@@ -241,6 +267,7 @@ class ServerConnection(asyncio.Protocol):
     """One client's connection at a server, from accept to close. Subclasses handle the messages."""
 
     malformed_code, no_hello_code = MALFORMED, NO_HELLO
+    ignores_unknown = False
 
     def __init__(
         self,
@@ -257,6 +284,7 @@ class ServerConnection(asyncio.Protocol):
         self._hello_timer: asyncio.TimerHandle | None = None
         self.since_s = asyncio.get_running_loop().time()
         self.over = False  # refused or closed: further input is ignored
+        self._has_ignored = False
 
     # -- hooks
 
@@ -266,9 +294,10 @@ class ServerConnection(asyncio.Protocol):
     def on_frames(self, payloads: list[memoryview]) -> None:
         """Handle received frames: decode each, and pass it to `on_message` until the peer is refused."""
         for payload in payloads:
-            if self.over or (message := self.read(payload)) is None:
+            if self.over:
                 return
-            self.on_message(message)
+            if (message := self.read(payload)) is not None:
+                self.on_message(message)
 
     def on_message(self, message: Any) -> None:
         """Handle one message."""
@@ -307,11 +336,15 @@ class ServerConnection(asyncio.Protocol):
     # -- for subclasses and servers
 
     def read(self, payload: memoryview) -> Any:
-        """Return the decoded message; if it cannot be decoded, refuse the peer and return None."""
+        """Return the decoded message; None if it is ignored, or cannot be decoded and the peer is refused."""
         try:
             return self._decode(payload)
         except FrameError as error:
-            self.refuse(self.malformed_code, str(error))
+            if not (self.ignores_unknown and isinstance(error, UnknownMessage)):
+                self.refuse(self.malformed_code, str(error))
+            elif not self._has_ignored:
+                self._has_ignored = True
+                _log.warning(IGNORED, self.peer_name(), error)
             return None
 
     def welcome(self, message: msgspec.Struct) -> None:

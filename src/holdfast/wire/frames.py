@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -24,6 +24,11 @@ class FrameError(Exception):
     """The peer violated the protocol; the connection must be closed."""
 
 
+class UnknownMessage(FrameError):
+    """A message of a kind that this version does not know. Where other messages do not depend on it, the receiver may
+    ignore it."""
+
+
 def frame(payload: bytes | bytearray) -> bytes:
     if len(payload) > FRAME_BYTES_MAX:
         raise FrameError(f"frame of {len(payload)} bytes is over the limit of {FRAME_BYTES_MAX}")
@@ -34,15 +39,31 @@ def encode(message: msgspec.Struct) -> bytes:
     return frame(_encoder.encode(message))
 
 
+class _Opening(msgspec.Struct, array_like=True):
+    """The first element of a message; the rest is skipped."""
+
+    tag: int
+
+
 def reader(messages: object) -> Callable[[memoryview], Any]:
-    """Return a decoder for a union of message structs; it raises FrameError for any other payload."""
+    """Return a decoder for a union of message structs. It raises UnknownMessage for a message with another tag, and
+    FrameError for any other payload."""
     decode = msgspec.msgpack.Decoder(messages).decode
+    opening = msgspec.msgpack.Decoder(_Opening).decode
+    known = {kind.__struct_config__.tag for kind in get_args(messages)}
 
     def read(payload: memoryview) -> Any:
         try:
             return decode(payload)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise FrameError(f"cannot read message: {error}") from error
+            text, cause = f"cannot read message: {error}", error
+        try:
+            tag = opening(payload).tag
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            raise FrameError(text) from cause
+        if tag in known:
+            raise FrameError(text) from cause
+        raise UnknownMessage(f"a message of unknown kind {tag}") from cause
 
     return read
 

@@ -1,7 +1,11 @@
 """Defines the messages between frontend and worker, and their encoding.
 
-Every connection opens with `Hello` and its answer `Welcome` or `Refused`; `Hello` and `Welcome` carry the version. The
-frontend chooses a new stream number for every attempt, so output of an old attempt is ignored.
+Every connection opens with `Hello` and its answer `Welcome` or `Refused`. `Hello` carries the range of versions that
+the client speaks, `Welcome` the version that both use. The frontend chooses a new stream number for every attempt, so
+output of an old attempt is ignored.
+
+Processes of two versions of Holdfast run beside each other, so fields are only appended, with defaults, and a message
+with a new tag is sent only to a peer that announced its feature (`Versions.features`).
 """
 
 from __future__ import annotations
@@ -11,9 +15,11 @@ from collections.abc import Callable
 import msgspec
 
 from holdfast.core.requests import GenerateRequest, Output
+from holdfast.wire.connection import Versions
 from holdfast.wire.frames import reader
 
 VERSION = 2
+VERSIONS = Versions(VERSION, VERSION)
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -23,6 +29,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
     version: int
     purpose: str
     peer: str
+    last_version: int = 0  # the newest that the client speaks; 0: `version` is the only one
+    features: tuple[str, ...] = ()
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True, array_like=True):
@@ -59,6 +67,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=2):
     gpus: tuple[tuple[str, str], ...] = ()  # PCI address and UUID of each one it uses
     doubt: str = ""  # why its answers may be wrong, though it serves; "": no known reason
     asleep: bool = False  # a standby that takes no part in the election
+    features: tuple[str, ...] = ()  # those that both sides have
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -209,6 +218,15 @@ ToFrontend = (
     Welcome | Refused | Step | Closed | Draining | Beat | ArtefactPart | Active | Room | Pong | Reloaded | Failing
 )
 Message = ToWorker | ToFrontend
+
+
+def answer_hello(hello: Hello, welcome: Welcome) -> Welcome | str:
+    """Return the worker's answer in the newest version that both sides speak, or the reason to refuse the client."""
+    version = VERSIONS.agree(hello)
+    if version is None:
+        return VERSIONS.refusal(hello, "this worker")
+    return msgspec.structs.replace(welcome, version=version, features=VERSIONS.common_features(hello))
+
 
 decode_to_worker: Callable[[memoryview], ToWorker] = reader(ToWorker)
 decode_to_frontend: Callable[[memoryview], ToFrontend] = reader(ToFrontend)

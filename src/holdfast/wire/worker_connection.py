@@ -6,17 +6,19 @@ import asyncio
 from typing import cast
 
 from holdfast.wire.connection import ClientConnection
-from holdfast.wire.messages import VERSION, Hello, Refused, ToFrontend, Welcome, decode_to_frontend
+from holdfast.wire.messages import VERSIONS, Hello, Refused, ToFrontend, Welcome, decode_to_frontend
 
 
 class WorkerConnection(ClientConnection):
-    """A connection to a worker. Subclasses handle the messages, and pass on what they do not handle."""
+    """A connection to a worker. Subclasses handle the messages, and pass on what they do not handle. A message of
+    unknown kind is ignored: ending the connection would fail all of its streams."""
 
     purpose = "data"
+    ignores_unknown = True
 
     def __init__(self, peer: str) -> None:
         super().__init__("worker", decode_to_frontend)
-        self.hello = Hello(VERSION, self.purpose, peer)
+        self.hello = Hello(VERSIONS.first, self.purpose, peer, VERSIONS.last, VERSIONS.features)
         self.welcomed = False
 
     async def welcome(self, timeout_s: float) -> Welcome:
@@ -29,12 +31,13 @@ class WorkerConnection(ClientConnection):
             self.end(message.code, f"worker refused the connection: {message.reason}")
         elif self.welcomed:
             return
-        elif isinstance(message, Welcome) and message.version == VERSION:
+        elif isinstance(message, Welcome) and message.version in VERSIONS:
             self.welcomed = True
             self.on_welcome(message)
             self.answer(Welcome, message)
         elif isinstance(message, Welcome):
-            self.end("", f"worker speaks wire version {message.version}, this frontend {VERSION}")
+            why = f"the worker speaks wire version {message.version}, this process speaks {VERSIONS}"
+            self.end("", f"{why}; upgrade the older one")
 
     def on_welcome(self, welcome: Welcome) -> None:
         """Run before later messages of the same read are handled."""

@@ -28,7 +28,16 @@ from holdfast.engines.contract import Progress
 from holdfast.health.watcher import own_identity
 from holdfast.wire.accepting import SHARE_OF_PAGES, connections_max
 from holdfast.wire.frames import FrameError, FrameSplitter, encode
-from holdfast.wire.messages import VERSION, Beat, Failing, Hello, ProcessIdentity, Refused, Welcome, decode_to_worker
+from holdfast.wire.messages import (
+    Beat,
+    Failing,
+    Hello,
+    ProcessIdentity,
+    Refused,
+    Welcome,
+    answer_hello,
+    decode_to_worker,
+)
 from holdfast.wire.net import naming, tune_socket, unix_socket
 
 BEAT_S = 0.2  # between two ticks of the thread
@@ -133,7 +142,7 @@ class BeatThread:
     def __init__(self, address: Address, progress: Callable[[], Progress]) -> None:
         self._wanted = address
         self._progress = progress
-        self._welcome: bytes | None = None
+        self._welcome: Welcome | None = None
         self._observers: set[_Observer] = set()
         self._selector = selectors.DefaultSelector()
         self._stopping = False
@@ -167,7 +176,7 @@ class BeatThread:
         return own_identity(self._thread.native_id)
 
     def set_welcome(self, welcome: Welcome) -> None:
-        self._welcome = encode(welcome)
+        self._welcome = welcome
 
     def say_last(self, why: str) -> None:
         for observer in [o for o in list(self._observers) if o.greeted]:
@@ -282,14 +291,13 @@ class BeatThread:
     def _greet(self, observer: _Observer, message: object) -> None:
         if not isinstance(message, Hello) or message.purpose != "beat":
             self._refuse(observer, Code.INVALID_REQUEST, "this socket only answers a Hello with purpose 'beat'")
-        elif message.version != VERSION:
-            why = f"wire version {message.version} is spoken to a worker of version {VERSION}"
-            self._refuse(observer, Code.INVALID_REQUEST, why)
-        elif self._welcome is None:
+        elif (welcome := self._welcome) is None:
             self._refuse(observer, Code.CANNOT_CONNECT, "the worker is still starting")
+        elif isinstance(answer := answer_hello(message, welcome), str):
+            self._refuse(observer, Code.INVALID_REQUEST, answer)
         else:
             observer.greeted = self._newcomer = True
-            self._send(observer, self._welcome)
+            self._send(observer, encode(answer))
 
     def _refuse(self, observer: _Observer, code: Code, reason: str) -> None:
         self._send(observer, encode(Refused(code, reason)))

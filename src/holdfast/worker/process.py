@@ -26,6 +26,7 @@ from holdfast.core.errors import UserError
 from holdfast.core.log_files import UNWRITTEN
 from holdfast.core.ports import Listener, Network, World
 from holdfast.core.tasks import Tasks
+from holdfast.core.text import printable
 from holdfast.discovery.card import ModelCard
 from holdfast.discovery.keys import (
     CARDS,
@@ -48,7 +49,7 @@ from holdfast.wire.messages import VERSION, ProcessIdentity, Reload, Reloaded, S
 from holdfast.wire.worker_connection import WorkerConnection
 from holdfast.worker.admin_actions import Actions, AdminActions, admin_refusal
 from holdfast.worker.beat import Beats, MakeBeats
-from holdfast.worker.sessions import SHOWN_CHARS_MAX, Sessions
+from holdfast.worker.sessions import Sessions
 from holdfast.worker.status import WorkerStatusPage
 
 LOOK_S = 2.0  # for the store and for all standbys together; streams may be waiting
@@ -365,7 +366,7 @@ class Worker:
         def reply(status: int, word: str, outcome: str) -> None:
             answer(Reloaded(self.renewal.load, outcome, outcome == RIGHT))
 
-        reason = message.reason[:SHOWN_CHARS_MAX]  # its sender is not checked yet
+        reason = printable(message.reason)  # its sender is not checked yet
         if why := admin_refusal(message.token.encode() or None, uid, self.settings.engine_token):
             log.warning("asked to verify the weights (%s), by one that may not: %s", reason, why)
             reply(403, "error", why)
@@ -375,7 +376,7 @@ class Worker:
 
     def asked_to_step_down(self, message: StepDown, uid: int | None) -> None:
         """Hand over to the standby, on the control process's request: this process fails or answers wrongly."""
-        reason = message.reason[:SHOWN_CHARS_MAX]
+        reason = printable(message.reason)
         why = admin_refusal(message.token.encode() or None, uid, self.settings.engine_token)
         if why or self.step_down is None:
             log.warning("asked to hand over (%s), and does not: %s", reason, why or "it has no standby")

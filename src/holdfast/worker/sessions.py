@@ -26,12 +26,12 @@ import msgspec
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.procfs import peer_uid
 from holdfast.core.requests import CANARY_TIER, Failure, Output
+from holdfast.core.text import printable
 from holdfast.engines.contract import Engine, EngineEvents
 from holdfast.wire.accepting import SHARE, connections_max, make_room
 from holdfast.wire.connection import ServerConnection, turn_out_strangers
 from holdfast.wire.frames import encode
 from holdfast.wire.messages import (
-    VERSION,
     Active,
     ArtefactPart,
     Cancel,
@@ -52,6 +52,7 @@ from holdfast.wire.messages import (
     StepDown,
     ToWorker,
     Welcome,
+    answer_hello,
     decode_to_worker,
 )
 from holdfast.wire.net import WatchedWriter
@@ -71,8 +72,6 @@ HELLO_BYTES_MAX = 4096
 HELLO_WAIT_S = 5.0
 # A card names one artefact; a frontend asks once for each.
 ARTEFACTS_ASKED_MAX = 16
-# Bound on a peer's texts in logs and on the status page.
-SHOWN_CHARS_MAX = 200
 
 
 class SessionHost(Protocol):
@@ -159,6 +158,11 @@ class FrontendSession(ServerConnection):
     def peer_name(self) -> str:
         return self.peer or "a connection"
 
+    @property
+    def ignores_unknown(self) -> bool:  # type: ignore[override]
+        """Return whether a message of unknown kind is ignored: refusing a frontend would cancel all of its streams."""
+        return bool(self.peer)
+
     def on_message(self, message: ToWorker) -> None:
         if isinstance(message, Hello):
             self._greet(message)
@@ -179,23 +183,22 @@ class FrontendSession(ServerConnection):
         elif isinstance(message, GetArtefact):
             self._queue_artefact(message.sha256)
         elif isinstance(message, NotTaken):
-            self._host.not_taken = message.reason[:SHOWN_CHARS_MAX]
+            self._host.not_taken = printable(message.reason)
             log.warning("frontend %s does not admit this worker: %s", self.peer, self._host.not_taken)
 
     def _greet(self, hello: Hello) -> None:
-        if hello.version != VERSION:
-            why = f"wire version {hello.version} is spoken to a worker of version {VERSION}"
-            self.refuse(Code.INVALID_REQUEST, why)
-        elif hello.purpose not in PURPOSES:
-            purpose = hello.purpose[:SHOWN_CHARS_MAX]
-            self.refuse(Code.INVALID_REQUEST, f"purpose {purpose!r} on a data socket; 'data' belongs here")
+        if hello.purpose not in PURPOSES:
+            purpose = printable(hello.purpose)
+            self.refuse(Code.INVALID_REQUEST, f"purpose '{purpose}' on a data socket; 'data' belongs here")
         elif self.peer:
             self.refuse(Code.INVALID_REQUEST, "a connection says Hello once")
         elif self._host.welcome is None:
             self.refuse(Code.CANNOT_CONNECT, "the worker is still starting")
+        elif isinstance(answer := answer_hello(hello, self._host.welcome), str):
+            self.refuse(Code.INVALID_REQUEST, answer)
         else:
-            self.peer, self.canary = hello.peer[:SHOWN_CHARS_MAX] or "?", hello.purpose == "canary"
-            self.welcome(self._host.welcome)
+            self.peer, self.canary = printable(hello.peer) or "?", hello.purpose == "canary"
+            self.welcome(answer)
 
     # -- pings: one at a time goes to the engine, and its answer counts for the latest
 

@@ -78,9 +78,9 @@ class VaultConnection:
     def greet(self, client: str, engine_id: int, resume: protocol.Resume | None) -> None:
         pidfd = os.pidfd_open(os.getpid())
         try:
-            self._connection.send(
-                protocol.encode(protocol.Hello(protocol.VERSION, client, engine_id, os.getpid(), resume)), [pidfd]
-            )
+            ours = protocol.VERSIONS
+            hello = protocol.Hello(ours.first, client, engine_id, os.getpid(), resume, ours.last, ours.features)
+            self._connection.send(protocol.encode(hello), [pidfd])
         finally:
             os.close(pidfd)
 

@@ -29,7 +29,7 @@ from holdfast.core.procfs import is_over
 from holdfast.memory import protocol
 from holdfast.memory.devices.fds import FdKind, fd_kind
 from holdfast.memory.fdsocket import FDS_PER_FRAME_MAX, FRAME_BYTES_MAX, FdConnection, Frame, copy_all
-from holdfast.memory.protocol import VERSION, Hello, Welcome
+from holdfast.memory.protocol import VERSION, VERSIONS, Hello, Welcome
 from holdfast.memory.vault import pool_machine, weights_machine
 from holdfast.memory.vault.pool import VaultPool
 from holdfast.memory.vault.pool_machine import Mapper
@@ -91,8 +91,8 @@ class AcceptedConnection:
         why = None
         if not isinstance(message, Hello):
             why = "the first message must be a Hello"
-        elif message.version != VERSION:
-            why = f"protocol version {message.version} is spoken to a vault of version {VERSION}"
+        elif VERSIONS.agree(message) is None:
+            why = VERSIONS.refusal(message, "this vault")
         elif not 0 < len(message.client) <= NAME_CHARS_MAX:
             why = f"a client's name has 1 to {NAME_CHARS_MAX} characters"
         elif len(frame.fds) != 1 or fd_kind(frame.fds[0]) is not FdKind.PIDFD:
@@ -269,13 +269,14 @@ class Vault:
         processes = self._processes.join(number, [pidfd, *connection.peer_pidfd()])
         session = self.sessions[number] = Session(number, hello, processes, self._processes, self._records)
         session.connection = connection
-        session.reply(self._welcome(resumed=False))
+        session.reply(self._welcome(hello, resumed=False))
         if hello.resume is not None:
             self.pool.disown(session, hello.resume.epoch)
         return session
 
-    def _welcome(self, *, resumed: bool) -> Welcome:
-        return Welcome(VERSION, self._settings.device, self.id, resumed, self.pool.state.last_epoch)
+    def _welcome(self, hello: Hello, *, resumed: bool) -> Welcome:
+        version, features = VERSIONS.agree(hello) or VERSION, VERSIONS.common_features(hello)
+        return Welcome(version, self._settings.device, self.id, resumed, self.pool.state.last_epoch, features)
 
     def _come_back(self, session: Session, hello: Hello, connection: FdConnection) -> None:
         assert hello.resume is not None
@@ -284,7 +285,7 @@ class Vault:
         if not resumed:
             self.weights.release_lock(session)
         session.connection = connection
-        session.reply(self._welcome(resumed=resumed))
+        session.reply(self._welcome(hello, resumed=resumed))
         self.pool.come_back(session, hello.resume.epoch)
         self._rearm()
 

@@ -17,6 +17,8 @@ from typing import Any
 
 import yaml
 
+from holdfast.core.text import printable
+
 SHOWN_MAX = 100  # problems shown of one file; the user fixes those first
 CHARS_MAX = 400  # of a path or text: a name or a value may be as long as the file
 BYTES_MAX = 256 * 1024  # as much as kubectl stores of an applied manifest
@@ -44,16 +46,10 @@ class Problem:
     mend: str = ""
 
     def __str__(self) -> str:
-        where = f"line {self.line}: {_printable(self.path)}: " if self.path else f"line {self.line}: "
+        where = f"line {self.line}: {printable(self.path, CHARS_MAX)}: " if self.path else f"line {self.line}: "
         meant = f"; did you mean {self.nearest}?" if self.nearest else ""
-        return f"{where}{_printable(self.what)}{meant}" + (f"; {_printable(self.mend)}" if self.mend else "")
-
-
-def _printable(text: str) -> str:
-    """Return text that is safe on one line of a terminal, whatever the file contains."""
-    if len(text) > CHARS_MAX:
-        text = f"{text[: CHARS_MAX - 1]}…"
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+        mend = f"; {printable(self.mend, CHARS_MAX)}" if self.mend else ""
+        return f"{where}{printable(self.what, CHARS_MAX)}{meant}{mend}"
 
 
 def in_order(found: Iterable[Problem]) -> tuple[Problem, ...]:
