@@ -58,6 +58,8 @@ def test_counts_follow_what_clients_did(deployment: Deployment) -> None:
     assert moved(before, after, "dynamo_frontend_output_tokens_total", model) >= 23
     for histogram in ("time_to_first_token_seconds", "request_duration_seconds", "input_sequence_tokens"):
         assert moved(before, after, f"dynamo_frontend_{histogram}_count", model) == 4
+    assert moved(before, after, "holdfast_frontend_queue_seconds_count", model) == 4
+    assert moved(before, after, "holdfast_frontend_dispatched_total", model) == 4
     assert after["dynamo_frontend_inflight_requests", (model,)] == 0
     alive = ("holdfast_workers", ("alive",))
     deployment.wait_until(lambda: scrape(deployment).get(alive) == 1, "the worker to be well")

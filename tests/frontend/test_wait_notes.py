@@ -82,6 +82,49 @@ def test_a_comment_tells_what_is_new(wanted: bool, streaming: bool) -> None:
         assert client.told == (shown if wanted or streaming else []), now_s
 
 
+FIRST = WaitStatus(PROVISIONING, 1, 100.0, False, "no\nroom")
+# when, how it waits (None: it is sent to a worker), and what goes out to a client that asked for progress
+PROGRESS_STORY: list[tuple[float, WaitStatus | None, list[str]]] = [
+    (100.5, FIRST, []),
+    (101.1, FIRST, ["head", ": provisioning position=1 MODEL 1.1 why=no room"]),
+    (102.1, FIRST, []),  # only its age has changed
+    (102.9, WaitStatus(QUEUED, 3, 100.0, False), [": queued position=3 MODEL 2.9"]),
+    (103.5, WaitStatus(QUEUED, 2, 100.0, False), []),  # too soon
+    (104.0, WaitStatus(QUEUED, 1, 100.0, False), [": queued position=1 MODEL 4.0"]),
+    (109.0, WaitStatus(QUEUED, 1, 100.0, False), [": queued position=1 MODEL 9.0"]),  # keeps the connection open
+    (109.2, None, [": dispatched worker=a%20worker waited_s=9.2"]),
+    (109.3, None, []),  # sent on, because that worker was full
+    (112.0, WaitStatus(QUEUED, 1, 110.5, False), [": queued position=1 MODEL 1.5"]),  # its worker has died
+    (112.5, None, [": dispatched worker=a%20worker waited_s=2.0"]),
+]  # fmt: skip
+
+
+def test_a_client_that_asked_for_progress_reads_places_times_and_the_worker() -> None:
+    """Its answer begins with the first comment, of any model; one that did not ask reads nothing of it."""
+    asked, other = Client(), Client()
+    notes = WaitNotes(asked.connection, 100.0, "org/a model")
+    others = WaitNotes(other.connection, 100.0)
+    for now_s, waiting, expected in PROGRESS_STORY:
+        asked.told.clear()
+        for one in (notes, others):
+            if waiting is None:
+                one.tell_dispatched("a worker", now_s)
+            else:
+                one.tell(waiting, now_s)
+        assert asked.told == [words.replace("MODEL ", "model=org/a%20model waited_s=") for words in expected], now_s
+    assert other.told == []
+
+
+def test_a_dispatch_is_told_at_once_also_without_a_wait() -> None:
+    """It begins the answer; a client that does not read is not told."""
+    client, stuck = Client(), Client(streaming=True)
+    stuck.paused = True
+    for one in (client, stuck):
+        WaitNotes(one.connection, 100.0, "\ud800").tell_dispatched("w", 100.01)
+    assert client.told == ["head", ": dispatched worker=w waited_s=0.0"]
+    assert stuck.told == []
+
+
 def test_who_does_not_read_is_told_later() -> None:
     """Nothing is gathered for a client that does not read: it hears how it is by then."""
     client = Client(streaming=True)

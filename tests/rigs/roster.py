@@ -221,6 +221,9 @@ class Reader:
     def still_waiting(self, waiting: WaitStatus) -> None:
         """Nothing to keep warm."""
 
+    def dispatched(self, worker: str) -> None:
+        """Do nothing: no client is told."""
+
     def resumed(self, pause_s: float) -> None:
         """Do nothing: no client is told."""
 

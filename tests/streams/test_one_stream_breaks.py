@@ -10,7 +10,7 @@ from holdfast.wire.frames import FRAME_BYTES_MAX, encode
 from holdfast.wire.messages import Step
 from tests.rigs.worlds.streams import Client, Cluster
 
-BUGS = ["on_output", "flush", "still_waiting", "resumed"]
+BUGS = ["on_output", "flush", "still_waiting", "resumed", "dispatched"]
 
 
 def break_in(client: Client, method: str) -> None:

@@ -46,6 +46,26 @@ def test_a_request_goes_through_its_states() -> None:
     )
 
 
+def test_a_dispatch_counts_from_the_worker_that_took_it() -> None:
+    """Every attempt is counted and told to the consumer; a full worker took nothing, and a later failure changes
+    nothing of when it was first taken."""
+    cluster = Cluster()
+    full, client = cluster.worker("full", places=1), cluster.ask("s")
+    assert (client.flight.dispatched_at_s, client.workers) == (cluster.now_s, ["worker 1"])
+    full.turn_away("s")
+    assert (state(client), client.flight.dispatched_at_s) == (RequestState.QUEUED, 0.0)
+    cluster.wait(2.0)
+    taken_s = cluster.now_s
+    worker = cluster.worker("w", places=1)
+    assert (client.flight.dispatched_at_s, client.workers) == (taken_s, ["worker 1", "worker 2"])
+    worker.say("s", [1])
+    cluster.wait(1.0)
+    cluster.worker("next")
+    worker.die()
+    assert (client.flight.dispatched_at_s, client.workers) == (taken_s, ["worker 1", "worker 2", "worker 3"])
+    assert cluster.dispatcher.stats.dispatched == {MODEL: 3}
+
+
 def test_places_are_as_places_will_be_given() -> None:
     """Streams that ran before stand first, then higher tiers; who leaves moves the others up."""
     cluster = Cluster()

@@ -24,7 +24,7 @@ from holdfast.wire.http.response import Headers
 
 # How long a browser may cache the permission: a day, the longest that any browser accepts.
 _REMEMBER_S = b"86400"
-_READABLE = b"retry-after, x-request-id, x-holdfast-reason"
+_READABLE = b"retry-after, x-request-id, x-holdfast-reason, x-holdfast-queued-ms"
 
 _NAME_HEADER = b"x-request-id"
 TIER_HEADER = b"x-priority-tier"

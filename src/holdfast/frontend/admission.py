@@ -127,8 +127,8 @@ class Admission:
         reply = tracked.reply = kind(connection, shape, text.tokenizer.table, tracked.over)
         reply.prompts = prompts
         if isinstance(reply, StreamReply):
-            reply.notes = tracked.notes
-        reply.now = asyncio.get_running_loop().time
+            reply.notes = tracked.wait_notes(connection)
+        reply.now, reply.began_s = asyncio.get_running_loop().time, tracked.began_s
         # A request that waited for its model's first worker counts in the queue from its arrival.
         since_s = tracked.began_s if tracked.waited and self.directory.wants(parsed.model) else None
         flights: list[Flight] = []

@@ -19,7 +19,7 @@ from holdfast.frontend.body_reader import PARSERS
 from holdfast.frontend.kills import KillHandler
 from holdfast.frontend.large_bodies import PARSE_NOW_BYTES_MAX, LargeBodies
 from holdfast.frontend.model_text import TextSide
-from holdfast.frontend.notes import send_error
+from holdfast.frontend.notes import PROGRESS_HEADER, add_queued_header, send_error
 from holdfast.frontend.pages import OPEN_PATHS, StatusPages
 from holdfast.frontend.pending_models import PendingModels
 from holdfast.frontend.request_tracker import RequestTracker, TrackedRequest
@@ -161,6 +161,7 @@ class App:
         tier = self.access.tier_of(request, caller)
         answer_id = self.names.of_answer(endpoint)
         tracked = self.tracker.begin(endpoint, tier, id=answer_id, name=connection.request_id, key=caller.key)
+        tracked.progress = request.headers.get(PROGRESS_HEADER) == b"1"
         body, request.body = request.body, b""  # the connection keeps the request object until it is answered
         try:
             self.levels.check(tier)
@@ -231,6 +232,8 @@ class App:
             self.admission.launch(connection, parsed, workers, text, tokens, tracked=tracked)
         except ApiError as error:
             tracked.over(None)
+            if tracked.waited:
+                add_queued_header(connection, asyncio.get_running_loop().time() - tracked.began_s)
             _refuse(connection, error)
         except Exception:
             log.exception("bug while preparing request %s", connection.request_id)

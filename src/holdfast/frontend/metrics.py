@@ -55,6 +55,11 @@ class FrontendMetrics:
         pending = "held by requests for models that have no worker"
         self.pending_bytes = gauge("holdfast_frontend_lobby_bytes", pending)
         self.ttft = histogram("frontend_time_to_first_token_seconds", "request to first output", "model", _SECONDS)
+        waited = "request to its first worker"
+        name = "holdfast_frontend_queue_seconds"
+        self.queue = metrics.Histogram(name, waited, ("model",), buckets=_SECONDS, registry=registry)
+        sent = "streams sent to a worker, again for each attempt"
+        self.dispatched = counter("holdfast_frontend_dispatched", sent, "model")
         metrics.Read(self._read, registry)
         self.duration = histogram("frontend_request_duration_seconds", "request to end", "model", _SECONDS)
         self.input_tokens = histogram("frontend_input_sequence_tokens", "prompt tokens", "model", _TOKENS)
@@ -100,6 +105,7 @@ class FrontendMetrics:
         _catch_up(self.resumed, stats.resumed)
         _catch_up(self.lost, stats.lost)
         _catch_up(self.refused, stats.refused)
+        _catch_up(self.dispatched, stats.dispatched)
         pauses, stats.pauses_s = stats.pauses_s, []
         for method, pause_s in pauses:
             self.pause.labels(method).observe(pause_s)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from holdfast.core.errors import Code
 from holdfast.frontend.api.errors import ApiError, of_failure, too_busy
 from holdfast.frontend.api.request import ParsedRequest
-from holdfast.frontend.notes import NOTE_S, WaitNotes
+from holdfast.frontend.notes import NOTE_S
 from holdfast.frontend.request_tracker import TrackedRequest
 from holdfast.routing.degradation import pushed_out
 from holdfast.routing.tiers import TierQueue
@@ -80,7 +80,8 @@ class PendingModels:
             return workers
         waiter = _Waiter(tracked, parsed.model, connection)
         tracked.waited = True
-        tracked.notes = WaitNotes(connection) if parsed.stream else None
+        if parsed.stream:
+            tracked.wait_notes(connection)
         self._enter(waiter)
         try:
             while True:

@@ -19,7 +19,7 @@ from holdfast.core.errors import Code
 from holdfast.core.requests import Output, TokenLogprobs
 from holdfast.frontend.api.errors import ApiError, log_failure, of_failure
 from holdfast.frontend.api.request import Usage
-from holdfast.frontend.notes import WaitNotes, begin_events, send_error
+from holdfast.frontend.notes import WaitNotes, add_queued_header, begin_events, send_error
 from holdfast.frontend.shapes import (
     ChunkTemplate,
     ReplyShape,
@@ -178,6 +178,9 @@ class Choice:
     def resumed(self, pause_s: float) -> None:
         self.reply.resumed(pause_s)
 
+    def dispatched(self, worker: str) -> None:
+        self.reply.dispatched(worker)
+
     @property
     def completion_tokens(self) -> int:
         return self.flight.ledger.emitted if self.flight is not None else 0
@@ -209,6 +212,7 @@ class Reply:
         self.first_token_s = 0.0
         self.release: Callable[[], None] = lambda: None  # abandons all streams that still run
         self.now: Callable[[], float] = lambda: 0.0
+        self.began_s = 0.0  # when its request came
         self._offsets: dict[int, TextOffsets] = {}  # by choice; only for a completion's logprobs
 
     def add(self, choice: Choice) -> None:
@@ -234,14 +238,18 @@ class Reply:
             return
         error = of_failure(code, message, retry_after_s=retry_after_s)
         log_failure(self.connection.request_id, error)
-        send_error(self.connection, error)
+        self._send_error(error)
         self._end("error")
 
     def kill(self, error: ApiError) -> None:
         """End it and all its streams because a kill was requested."""
         if not self.outcome:
-            send_error(self.connection, error)
+            self._send_error(error)
             self._end("killed")
+
+    def _send_error(self, error: ApiError) -> None:
+        self._tell_queued()
+        send_error(self.connection, error)
 
     def _end(self, outcome: str) -> None:
         if not self.outcome:
@@ -252,6 +260,20 @@ class Reply:
     def _first_output(self) -> None:
         if not self.first_token_s:
             self.first_token_s = self.now()
+
+    def queued_s(self) -> float | None:
+        """Return how long the request waited until its first stream was sent to a worker that took it; None: none
+        was."""
+        flights = (choice.flight for choice in self.choices)
+        sent = [flight.dispatched_at_s for flight in flights if flight is not None and flight.dispatched_at_s]
+        return max(0.0, min(sent) - self.began_s) if sent else None
+
+    def _tell_queued(self) -> None:
+        queued_s = self.queued_s()
+        add_queued_header(self.connection, self.now() - self.began_s if queued_s is None else queued_s)
+
+    def dispatched(self, worker: str) -> None:
+        """Note that a stream was sent to a worker; only a streaming client is told."""
 
     # -- the parts of an answer
 
@@ -317,7 +339,7 @@ class StreamReply(Reply):
         super().__init__(connection, shape, table, over)
         # Whether chunks in the middle have more than their text.
         self._rich = shape.token_ids or shape.logprobs or shape.usage is Usage.ALWAYS
-        self.notes: WaitNotes | None = None  # comments sent while it waited, if any
+        self.notes: WaitNotes | None = None  # comments to its client about waiting
         self._note = b""  # a comment that could not go out yet; the last one only
         self._templates: list[ChunkTemplate] = []
         self._greeted: set[int] = set()
@@ -357,6 +379,7 @@ class StreamReply(Reply):
         self._first_output()
         if not self.connection.streaming:
             note, self._note = self._note, b""
+            self._tell_queued()
             begin_events(self.connection, note + data)
             data = b""
         if len(self._closed) == len(self.choices):
@@ -401,9 +424,12 @@ class StreamReply(Reply):
         return usage_chunk(self.shape, extra) + b"data: [DONE]\n\n"
 
     def still_waiting(self, waiting: WaitStatus) -> None:
-        if self.notes is None:
-            self.notes = WaitNotes(self.connection)
-        self.notes.tell(waiting, self.now())
+        if self.notes is not None:
+            self.notes.tell(waiting, self.now())
+
+    def dispatched(self, worker: str) -> None:
+        if self.notes is not None and not self.outcome:
+            self.notes.tell_dispatched(worker, self.now())
 
     def resumed(self, pause_s: float) -> None:
         note = b": resumed after %.3f s\n\n" % pause_s
@@ -421,6 +447,7 @@ class WholeReply(Reply):
             return
         self._first_output()
         if all(choice.finish is not None for choice in self.choices):
+            self._tell_queued()
             self.connection.respond(200, encode(self._body()))
             self._end("success")
 

@@ -124,7 +124,8 @@ class TrackedRequest:
     reply: Reply | None = None
     held_bytes: int = 0  # memory that its body takes until it is launched
     waited: bool = False  # for a worker set
-    notes: WaitNotes | None = None  # comments sent to its client before the reply existed
+    progress: bool = False  # its client asked for comments about its wait (`PROGRESS_HEADER`)
+    notes: WaitNotes | None = None  # comments to a streaming client about its wait
     ended: RequestState | None = None  # how; None: it is under way
     ended_s: float = 0.0
 
@@ -135,6 +136,12 @@ class TrackedRequest:
         self.model = parsed.model if self.tracker.directory.knows(parsed.model) else "unknown"
         self.kind = "stream" if parsed.stream else "unary"
         self.tracker.metrics.inflight.labels(self.model).inc()
+
+    def wait_notes(self, connection: HttpConnection) -> WaitNotes:
+        """Return the comments to its streaming client; they are the same before and after the reply exists."""
+        if self.notes is None:
+            self.notes = WaitNotes(connection, self.began_s, self.asked if self.progress else "")
+        return self.notes
 
     def client_left(self) -> None:
         """End a request whose client left before there was a reply."""
@@ -178,6 +185,8 @@ class TrackedRequest:
         shown.input_tokens.labels(model).observe(reply.prompt_token_count())
         shown.output_tokens.labels(model).observe(made)
         shown.output_total.labels(model).inc(made)
+        if (queued_s := reply.queued_s()) is not None:
+            shown.queue.labels(model).observe(queued_s)
         if reply.first_token_s:
             shown.ttft.labels(model).observe(reply.first_token_s - self.began_s)
 

@@ -204,6 +204,8 @@ class Dispatcher:
         assert slot is not None, flight
         self._leave_link(flight, tell_worker=False, drain=False)
         flight.ledger.void_attempt()
+        if not flight.ledger.resumed:
+            flight.dispatched_at_s = 0.0
         flight.workers.table.turned_away(slot, flight.bound)
         refused = self._hold_policy.refuse_if_overdue(flight)
         if not (refused or self._send(flight) or self._send(flight, self.links.way_back(flight))):
@@ -297,7 +299,16 @@ class Dispatcher:
         workers.table.assign(slot, flight.cost, ledger.prompt, flight.priority)
         workers.note_trial(flight.sent_at_s)
         link.streams[flight.stream] = flight
+        self._note_dispatched(flight, link)
         return True
+
+    def _note_dispatched(self, flight: Flight, link: WorkerLink) -> None:
+        flight.dispatched_at_s = flight.dispatched_at_s or flight.sent_at_s
+        name = flight.workers.card.name
+        self.stats.dispatched[name] = self.stats.dispatched.get(name, 0) + 1
+        if not self._hold_policy.tell_dispatched(flight, link.instance.name):
+            flight.workers.holds.drop(flight)
+            self._leave_link(flight, tell_worker=True)
 
     def _fill(self, workers: WorkerSet, target: RouteSlot | None = None) -> None:
         """Send waiting streams to free places; the first that finds none blocks those behind it."""

@@ -99,6 +99,9 @@ class Consumer(Protocol):
     def still_waiting(self, waiting: WaitStatus) -> None:
         """Tell the client how its stream waits; called every second while it is held."""
 
+    def dispatched(self, worker: str) -> None:
+        """Note that the stream was sent to a worker of this name; called for every attempt."""
+
     def resumed(self, pause_s: float) -> None:
         """Note that the stream resumed after a pause of `pause_s`; called before the first token after it is taken."""
 
@@ -141,6 +144,7 @@ class Flight:
     excused: bool = False  # that count was taken back, because the stream failed elsewhere too
     last_token_at_s: float = 0.0  # when its last token came, 0 before any
     sent_at_s: float = 0.0  # when its current attempt began
+    dispatched_at_s: float = 0.0  # when it was first sent to a worker that took it, 0 before
     place_since_s: float = 0.0  # when it began to wait for a free place, here or in an engine's queue; 0: it did not
     place_until_s: float = 0.0  # until when its worker keeps it queued; 0: without a bound
     waits_since_s: float = 0.0  # when it first had no place, plus the time it has run since

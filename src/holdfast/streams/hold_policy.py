@@ -229,6 +229,15 @@ class HoldPolicy:
                 workers.holds.drop(flight)
                 self.consumer_raised(flight, error)
 
+    def tell_dispatched(self, flight: Flight, worker: str) -> bool:
+        """Tell a stream's consumer that it was sent to a worker; return False if the stream was ended for that."""
+        try:
+            flight.consumer.dispatched(worker)
+        except Exception as error:
+            self.consumer_raised(flight, error)
+            return False
+        return True
+
     def consumer_raised(self, flight: Flight, error: Exception) -> None:
         """End a stream because its consumer raised; its client gets an error even if the stream had ended."""
         log.error("bug in what consumes %r", flight, exc_info=error)

@@ -90,6 +90,7 @@ class WorkerFailure:
 class DispatchStats:
     """Counts of what happened to streams, for the metrics page."""
 
+    dispatched: dict[str, int] = field(default_factory=dict)  # streams sent to a worker, each attempt, by model
     resumed: dict[str, int] = field(default_factory=dict)  # by the failure's name
     lost: dict[str, int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)  # new requests that never ran, by code

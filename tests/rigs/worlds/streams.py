@@ -103,6 +103,7 @@ class Client:
         self.waits = 0
         self.waiting: WaitStatus | None = None  # as it was told last
         self.pauses: list[tuple[float, int]] = []  # each with how many tokens it had shown when it was told
+        self.workers: list[str] = []  # to which it was sent, each attempt
         self.flushes = 0
         self._fresh: list[int] = []
         self._cluster = cluster
@@ -152,6 +153,9 @@ class Client:
         self.waits += 1
         self.waiting = waiting
         self._cluster.tell(f"{self.name} is told that it waits")
+
+    def dispatched(self, worker: str) -> None:
+        self.workers.append(worker)
 
     def resumed(self, pause_s: float) -> None:
         self.pauses.append((round(pause_s, 3), len(self.shown)))

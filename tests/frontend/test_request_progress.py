@@ -1,0 +1,108 @@
+"""What a client reads of its wait: comments if it asks for progress, the answer's head in any case."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from holdfast.testing.deployment import Deployment
+from tests.rigs.frontend.official_client import ask, stream, text_of
+from tests.rigs.frontend.pending_models import CHAT, until_lines
+from tests.rigs.frontend.raw_http import Raw, chat
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+PROGRESS = "x-holdfast-progress: 1\r\n"
+QUEUED_MS = "x-holdfast-queued-ms"
+LONG = chat(stream=True, max_tokens=60_000, ignore_eos=True)
+SIM: dict[str, Any] = {"ttft_ms": 5, "tpot_ms": 20.0, "concurrency": 1, "queue": 0, "context_tokens_max": 65_536}
+
+
+def named(name: str) -> str:
+    return f"x-request-id: {name}\r\n"
+
+
+def queued_ms(head: bytes) -> int:
+    found = re.search(rb"\r\nx-holdfast-queued-ms: (\d+)\r\n", head)
+    assert found, head
+    return int(found[1])
+
+
+@pytest.fixture
+def one_place() -> Iterator[Deployment]:
+    """Its only worker has one place; requests may wait long."""
+    with Deployment(workers=1, sim=SIM, frontend={"holds": {"queue_s": 200.0}}) as started:
+        yield started
+
+
+@pytest.fixture
+def impatient() -> Iterator[Deployment]:
+    """The same, and requests may wait 3 s: longer than the first comment takes."""
+    with Deployment(workers=1, sim=SIM, frontend={"holds": {"queue_s": 3.0}}) as started:
+        yield started
+
+
+def test_a_client_that_asks_reads_its_place_and_its_worker(one_place: Deployment) -> None:
+    """In comments, from its wait to its worker; one that does not ask reads nothing before its first token, and then
+    in the head how long it waited."""
+    with Raw(one_place.port) as first, Raw(one_place.port) as asks, Raw(one_place.port) as plain:
+        first.post(CHAT, LONG, named("first"))
+        assert queued_ms(first.until(b"data: ")) < 60_000
+        asks.post(CHAT, LONG, named("asks") + PROGRESS)
+        until_lines(one_place, [("asks", "QUEUED", 1), ("first", "RUNNING", None)])
+        plain.post(CHAT, LONG, named("plain"))
+        head = asks.until(b": queued position=1 model=holdfast-sim waited_s=")
+        assert b"HTTP/1.1 200" in head
+        assert QUEUED_MS.encode() not in head, "it is not known yet"
+        assert b"data:" not in head
+        until_lines(one_place, [("asks", "QUEUED", 1), ("plain", "QUEUED", 2), ("first", "RUNNING", None)])
+        first.sock.close()
+        told = asks.until(b"data: ")
+        assert re.search(rb": dispatched worker=worker-0 waited_s=\d+\.\d\n\n", told), told
+        assert told.count(b": dispatched") == 1
+        until_lines(one_place, [("plain", "QUEUED", 1), ("asks", "RUNNING", None)])
+        asks.sock.close()
+        head = plain.until(b"data: ")
+        assert queued_ms(head) > 1_000, "it came before the first comment did, which takes a second"
+        assert b"\n: " not in head
+
+
+def test_a_refusal_keeps_its_status_unless_a_comment_went_out(impatient: Deployment) -> None:
+    """Plain clients get 429, streamed or not, with the time that they waited; one that asked reads an event."""
+    with Raw(impatient.port) as first, Raw(impatient.port) as asks, Raw(impatient.port) as streams:
+        first.post(CHAT, LONG)
+        first.until(b"data: ")
+        asks.post(CHAT, LONG, PROGRESS)
+        streams.post(CHAT, LONG)
+        with Raw(impatient.port) as whole:
+            refused = [whole.post(CHAT, chat()).reply(), streams.reply()]
+        for reply in refused:
+            assert (reply.status, reply.error["code"]) == (429, "WorkerOverloaded")
+            assert int(reply.headers[QUEUED_MS]) >= 1_000
+            assert "retry-after" in reply.headers
+        told = asks.reply()
+        assert told.status == 200
+        assert told.body.startswith(b": queued position=1 model=holdfast-sim waited_s=")
+        assert [event["error"]["code"] for event in told.events()] == ["WorkerOverloaded"]
+        with Raw(impatient.port) as wrong:
+            reply = wrong.post(CHAT, chat(model="made-up", stream=True), PROGRESS).reply()
+        assert reply.status == 404, "what is refused at once has its status, asked for or not"
+
+
+def test_the_official_client_skips_the_comments(client: OpenAI) -> None:
+    """It makes the same of an answer with them and without."""
+    asked = client.with_options(default_headers={"x-holdfast-progress": "1"})
+    whole = ask(client, seed=5).choices[0].message.content
+    assert text_of(stream(asked, seed=5)) == text_of(stream(client, seed=5)) == whole
+    raw = asked.chat.completions.with_raw_response.create(
+        model="holdfast-sim", messages=[{"role": "user", "content": "hello"}], max_tokens=4
+    )
+    assert int(raw.headers[QUEUED_MS]) >= 0
+    with asked.chat.completions.with_streaming_response.create(
+        model="holdfast-sim", messages=[{"role": "user", "content": "hello"}], max_tokens=4, stream=True
+    ) as streamed:
+        assert next(streamed.iter_lines()).startswith(": dispatched worker=")
