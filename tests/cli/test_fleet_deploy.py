@@ -6,7 +6,6 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -14,23 +13,24 @@ from msgspec.structs import replace
 
 from holdfast.cli.fleet import observed
 from holdfast.cli.fleet.deploy import Deploy
-from holdfast.cli.fleet.written import as_words
 from holdfast.core.errors import REFUSED, UserError
 from holdfast.fleet import desired_changes
 from holdfast.fleet.desired import Level
 from holdfast.fleet.desired_changes import remove_model
 from holdfast.fleet.records import DesiredModel, desired_key
 from holdfast.fleet.scaling import Scaling
-from holdfast.spec.arguments import by_path, kind_of, options_of, takes_many
-from holdfast.spec.commands import asked
+from holdfast.spec.arguments import by_path, options_of
+from holdfast.spec.commands import settings_from
 from holdfast.spec.deployment import device_slot
 from holdfast.spec.launch import VaultLaunch, WorkerLaunch
 from holdfast.spec.manifest.checking import check
+from holdfast.spec.manifest.from_options import manifest_text
 from holdfast.spec.manifest.local import Machine, replica_launches
 from holdfast.spec.manifest.pods import pods
 from holdfast.spec.settings import Setting, all_settings, filled
 from holdfast.store.contract import Store
 from tests.rigs.cli.fleet_terminal import DEPLOYMENT, GIB, SIM, Desk, desk_at
+from tests.rigs.manifests import another
 
 FILE = """
 apiVersion: nvidia.com/v1alpha1
@@ -90,7 +90,7 @@ async def test_a_real_model_is_measured_or_must_be_told(desk: Desk, tmp_path: Pa
     assert await desk.find_desired("other") is None
     known = await desk.say("deploy", "other", "--model", "./nowhere", "--memory-gib", "4")
     assert known.returncode == 0, known
-    assert f"--model={Path.cwd()}/nowhere" in (await desk.desired("other")).manifest
+    assert f"model: {Path.cwd()}/nowhere\n" in (await desk.desired("other")).manifest
 
 
 async def test_scaling_has_its_words(desk: Desk) -> None:
@@ -241,25 +241,17 @@ OPTIONS = [one for one in options_of(Deploy(), "deploy").values() if one.path[0]
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda one: one.flag)
 def test_every_engine_option_reaches_its_worker(option: Setting) -> None:
-    """Written down as the words of `holdfast run worker`, each is read there as it was said."""
+    """The model's manifest has it typed, and its worker is started with the same value."""
     engine = option.extra.get("engines", ("sim",))[0]
     value = another(option) if option.name != "engine" else "vllm"
-    said = filled(Deploy(), by_path({option.flag: option}, {option.flag: value})).worker
-    said = said if option.name == "engine" else replace(said, engine=engine)
-    words = as_words(Deploy().worker, said, options_of(Deploy(), "deploy"))
-    read = asked(WorkerLaunch(model="", source=""), "worker", words)
+    asked_for = filled(Deploy(key="k"), by_path({option.flag: option}, {option.flag: value}))
+    worker = asked_for.worker if option.name == "engine" else replace(asked_for.worker, engine=engine)
+    text = manifest_text("local", {"k": asked_for._service(worker)})
+    manifest = check(text.encode()).manifest
+    assert manifest is not None
+    read = settings_from(WorkerLaunch(model="", source=""), "worker", manifest.spec.services["k"].given)
     path = option.path[1:]
     assert {one.path: one.default for one in all_settings(read)}[path] == value
-
-
-def another(option: Setting) -> Any:
-    """A value that nobody has who says nothing."""
-    if choices := option.extra.get("choices"):
-        return next(one for one in choices if one != option.default)
-    if takes_many(option):
-        return ("--a b", "c")
-    kinds = {bool: not option.default, str: "x", int: 7, float: 0.125}
-    return kinds[kind_of(option)]
 
 
 async def test_one_name_is_not_given_to_two_that_ask_at_the_same_instant(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,37 @@ def test_a_supervisor_that_is_killed_is_followed_by_one_that_goes_on(rig: UpRig)
     assert len(workers(rig)) == 2
     screen.send_signal(signal.SIGINT)
     assert screen.wait(60.0) == 0, rig.screen()
+    rig.must_be_gone()
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(600)
+@pytest.mark.processes
+def test_a_manifest_that_options_were_written_as_serves_the_same(rig: UpRig, tmp_path: Path) -> None:
+    """`up --dry-run` starts nothing and prints it; `up -f` serves with it, as the options say: model, key, workers."""
+    options = ("--engine", "sim", "--served-name", "words", "--workers", "2", "--standbys", "0", "--api-key", "hush")
+    dry = rig.run("up", "--dry-run", *options, "--sim-tpot-ms", "1")
+    assert dry.returncode == 0, dry.stderr
+    assert "hush" not in dry.stdout
+    assert not rig.pids()
+    file = tmp_path / "printed.yaml"
+    file.write_text(dry.stdout)
+    refused = rig.run("up", "-f", str(file), "--port", str(rig.port))
+    assert refused.returncode == 78
+    assert "HOLDFAST_API_KEYS" in refused.stderr
+    secret = rig.state_dir / "secrets" / "local"
+    secret.mkdir(parents=True, mode=0o700)
+    (secret / "HOLDFAST_API_KEYS").write_text("hush")
+    up = rig.run("up", "-f", str(file), "--detach", "--port", str(rig.port))
+    assert up.returncode == 0, up.stderr
+    assert len(workers(rig)) == 2
+    url = f"http://127.0.0.1:{rig.port}/v1/models"
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(url, timeout=60)
+    keyed = urllib.request.Request(url, headers={"Authorization": "Bearer hush"})
+    with urllib.request.urlopen(keyed, timeout=60) as page:
+        assert [model["id"] for model in json.load(page)["data"]] == ["words"]
+    assert rig.run("down").returncode == 0
     rig.must_be_gone()
 
 

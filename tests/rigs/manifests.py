@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import textwrap
+from typing import Any
 
+from holdfast.spec.arguments import kind_of, takes_many
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.types import Manifest
+from holdfast.spec.settings import Setting
 
 RIGHT = """\
 apiVersion: nvidia.com/v1alpha1
@@ -41,3 +44,13 @@ def problems(text: str) -> list[str]:
 
 def warnings(text: str) -> list[str]:
     return [str(warning) for warning in check(text.encode()).warnings]
+
+
+def another(option: Setting) -> Any:
+    """Return a value of an option that is not its default."""
+    if choices := option.extra.get("choices"):
+        return next(one for one in choices if one != option.default)
+    if takes_many(option):
+        return (7,) if kind_of(option) is int else ("--a b", "c")
+    kinds = {bool: not option.default, str: "x", int: 7, float: 0.125}
+    return kinds[kind_of(option)]

@@ -9,6 +9,7 @@ group.
 from __future__ import annotations
 
 import logging
+import shlex
 import signal
 import socket
 import sys
@@ -21,7 +22,7 @@ from msgspec.structs import replace
 from holdfast.cli.api_keys import ApiKeyFile, keyed
 from holdfast.cli.arguments import CommandOptions, Filename
 from holdfast.cli.checks import own
-from holdfast.cli.terminal import Terminal
+from holdfast.cli.terminal import Terminal, write_out
 from holdfast.core.address import TcpAddress, parse_address
 from holdfast.core.errors import Refused, UserError, refuse_user_errors
 from holdfast.settings import Environment, handed_on
@@ -56,6 +57,9 @@ class UpCommand(CommandOptions, frozen=True):
             "Keep all processes running if this command is killed; the next `up` adopts them (for systemd).",
             expert=True,
         ),
+    ] = False
+    dry_run: Annotated[
+        bool, about("Print the manifest that means the same as these options (for `up -f`), and start nothing.")
     ] = False
     spec: Annotated[DeploymentSpec, about("The deployment.")] = DeploymentSpec("")
     device: Annotated[
@@ -92,6 +96,8 @@ class UpCommand(CommandOptions, frozen=True):
             return replace(self, api_key_file=None, spec=keyed(self.spec, self.api_key_file)).run(env)
         if self.file is not None and not self.spec.backend:
             return self._run_manifest(env)
+        if self.dry_run:
+            return self._show_manifest(env)
         if self.spec.backend == "ray":
             from holdfast.cli.fleet_up import run_on_ray
 
@@ -100,17 +106,36 @@ class UpCommand(CommandOptions, frozen=True):
         if self.spec.backend:
             return self._run_node(env)
         from holdfast.cli.up import choose_and_tell, run_up
+
+        with refuse_user_errors():
+            worker = self._worker()
+            needed = self.spec.workers * ranks_of(worker)
+            gpus = choose_and_tell(worker.engine, self.device, needed, worker.torch.exact)
+        return run_up(env.state_dir, replace(self.spec, worker=worker, gpus=gpus), self.detach, tied=not self.untied)
+
+    def _worker(self) -> WorkerLaunch:
+        """Return the worker's settings with the model's source and name, and with whole paths."""
         from holdfast.roles.model_names import named
         from holdfast.roles.small_files import canary_text, template_path
 
         worker = self.spec.worker
+        template, canaries = template_path(worker.chat_template), canary_text(worker.canary_prompts)
+        source, model = named(worker.engine, worker.source, worker.model)
+        return replace(worker, source=source, model=model, chat_template=template, canary_prompts=canaries)
+
+    def _show_manifest(self, env: Environment) -> int:
+        """Print the manifest of these options, after the command that runs it here with the machine's options."""
+        from holdfast.spec.manifest.from_options import manifest_from, text_from
+
         with refuse_user_errors():
-            template, canaries = template_path(worker.chat_template), canary_text(worker.canary_prompts)
-            source, model = named(worker.engine, worker.source, worker.model)
-            worker = replace(worker, source=source, model=model, chat_template=template, canary_prompts=canaries)
-            needed = self.spec.workers * ranks_of(worker)
-            gpus = choose_and_tell(worker.engine, self.device, needed, worker.torch.exact)
-        return run_up(env.state_dir, replace(self.spec, worker=worker, gpus=gpus), self.detach, tied=not self.untied)
+            spec = replace(self.spec, worker=self._worker())
+            spec.check(env.state_dir)
+            manifest_from(spec)
+        here = {"--store": spec.store, "--device": self.device if self.device != "auto" else ""}
+        words = "".join(f" {flag} {shlex.quote(value)}" for flag, value in here.items() if value)
+        keys = f"# with the API keys in $HOLDFAST_API_KEYS or {env.secrets_dir}/{spec.name}/HOLDFAST_API_KEYS\n"
+        write_out(f"# holdfast up -f FILE{words}\n{keys if spec.frontend.api_keys else ''}{text_from(spec)}")
+        return 0
 
     def _run_node(self, env: Environment) -> int:
         """Run a fleet's first node. Options about workers do not apply: in a fleet all workers are replicas."""
@@ -148,6 +173,9 @@ class UpCommand(CommandOptions, frozen=True):
 
         spec, environ, source = self.spec, handed_on(), SecretFiles(env.state_dir, env.secrets_dir)
         written = read_manifest(said_in("up", self.file), env.state_dir, environ, source)
+        if self.dry_run:
+            write_out(written.text)
+            return 0
         site = Site(
             state_dir=str(env.state_dir),
             manifest=written.text,

@@ -7,7 +7,7 @@ under the name that the user wrote.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.core.address import TcpAddress
@@ -71,8 +71,12 @@ def own_store(env: Environment) -> str:
 
 def asked(pattern: S, command: str, words: Sequence[str]) -> S:
     """Return the pattern changed by the arguments of `holdfast COMMAND`; raise UserError if one is invalid."""
+    return settings_from(pattern, command, parse(words, options_of(pattern, command, own=False), f"holdfast {command}"))
+
+
+def settings_from(pattern: S, command: str, said: Mapping[str, Any]) -> S:
+    """Return the pattern with the given options of `holdfast COMMAND`, by flag; raise UserError if one is invalid."""
     options = options_of(pattern, command, own=False)
-    said = parse(words, options, f"holdfast {command}")
     check_given(options, said)
     return filled(pattern, by_path(options, said))
 

@@ -25,6 +25,7 @@ NO_VLLM = (
 _BOTH = ("up", "worker", "deploy")
 _ALONE = ("worker",)
 _UP = ("up",)
+_NAMED = ("up", "worker")
 # A setting of both real engines is one option, which sets the field of the same name in both.
 _SHARED: dict[str, Any] = {"engines": REAL, "panel": "The torch and vllm engines"}
 
@@ -64,7 +65,7 @@ class SimSettings(Settings, frozen=True):
             "Number of processes (ranks) per engine.",
             min=1,
             max=64,
-            commands=_UP,
+            commands=_NAMED,
             instead={"torch": "a real model's is --ranks"},
         ),
     ] = 1
@@ -86,7 +87,7 @@ class SimSettings(Settings, frozen=True):
         str, about("Fault that is active from the start, e.g. error_every:3 (see `holdfast chaos`).", expert=True)
     ] = ""
     poison_token: Annotated[
-        int, about("A prompt with this token id kills the engine (-1: none).", min=-1, commands=_UP, expert=True)
+        int, about("A prompt with this token id kills the engine (-1: none).", min=-1, commands=_NAMED, expert=True)
     ] = -1
 
 

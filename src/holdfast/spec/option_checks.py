@@ -13,7 +13,7 @@ from holdfast.spec.engines import refuse_idle
 from holdfast.spec.names import check_deployment_name, check_process_name
 
 # Options that are allowed together with a manifest in `holdfast up -f`,
-WITH_MANIFEST = frozenset({"--filename", "--config", "--detach", "--untied", "--host", "--port"}) | {
+WITH_MANIFEST = frozenset({"--filename", "--config", "--detach", "--untied", "--dry-run", "--host", "--port"}) | {
     *("--status-host", "--store", "--device", "--wait-s")
 }
 # in `holdfast up --backend local -f`, which starts a fleet from it,
@@ -36,7 +36,7 @@ def check_given(options: Options, said: Mapping[str, Any]) -> None:
         with_up = WITH_FLEET if said.get("--backend") else WITH_MANIFEST
         left = with_up if "--workers" in options else IN_A_FLEET
         for flag in (flag for flag in said if flag not in left):
-            raise Refused(f"{flag} is for the manifest to say; leave it out, or write it into a container's args")
+            raise Refused(f"{flag} is for the manifest to say; leave it out, or write it into its service there")
     if "--engine" in options:
         engine = said.get("--engine", options["--engine"].default)
         standbys = said.get("--standbys", options["--standbys"].default if "--standbys" in options else 1)

@@ -15,9 +15,10 @@ from holdfast.rollout.revision import revision_of
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.parts import Section
 from holdfast.spec.manifest.pods import pods
+from holdfast.spec.manifest.typed import OPTIONS, ControlBlock, FrontendBlock, WorkerBlock, manifest_name
 from holdfast.spec.manifest.types import Manifest
 from holdfast.spec.settings import fields_of
-from tests.rigs.manifests import RIGHT, problems, warnings
+from tests.rigs.manifests import RIGHT, another, problems, warnings
 
 WORKER = "spec.services.Worker"
 MAIN = f"{WORKER}.extraPodSpec.mainContainer"
@@ -36,6 +37,29 @@ SCALING = (
     *("waitSeconds", "kvHigh", "kvLow", "idleSeconds"),
     *("upAfterSeconds", "downAfterSeconds", "upEverySeconds", "downEverySeconds"),
 )
+BLOCKS = {
+    "worker": (WorkerBlock, "worker"),
+    "frontend": (FrontendBlock, "frontend"),
+    "control": (ControlBlock, "planner"),
+}
+
+
+def typed_fields() -> Iterator[tuple[str, tuple[str, Any, Any]]]:
+    """A row for every option that is a typed setting of a service."""
+    for role, (kind, component_type) in BLOCKS.items():
+        names = written(kind)
+        for flag, option in OPTIONS[role].items():
+            if (name := manifest_name(flag)) in names:
+                value = another(option)
+                settings = {name: list(value) if isinstance(value, tuple) else value}
+                plain = {"componentType": component_type, role: {}}
+                yield f"{kind.__name__}.{name}", ("spec.services.More", plain, plain | {role: settings})
+
+
+def written(kind: type[Section]) -> list[str]:
+    return [one.encode_name for one in msgspec.structs.fields(kind)]
+
+
 # struct.field -> where it is, one value, another; None: it is not written at all
 FIELDS: dict[str, tuple[str, Any, Any]] = {
     "Manifest.apiVersion": ("apiVersion", "nvidia.com/v1alpha1", "v1"),
@@ -65,6 +89,10 @@ FIELDS: dict[str, tuple[str, Any, Any]] = {
     "Service.livenessProbe": (f"{WORKER}.livenessProbe", None, RUNS),
     "Service.readinessProbe": (f"{WORKER}.readinessProbe", None, RUNS),
     "Service.extraPodSpec": (f"{WORKER}.extraPodSpec", None, {"mainContainer": {"image": "i"}}),
+    "Service.worker": (f"{WORKER}.worker", None, {"engine": "torch"}),
+    "Service.frontend": ("spec.services.Frontend.frontend", None, {"port": 9000}),
+    "Service.control": (f"{WORKER}.control", None, {}),
+    **dict(typed_fields()),
     "Service.rollout": (f"{WORKER}.rollout", None, {"maxSurge": 2}),
     "Resources.limits": (f"{WORKER}.resources.limits", None, {"gpu": 2}),
     "Limits.gpu": (f"{WORKER}.resources.limits.gpu", "1", 2),
@@ -151,10 +179,6 @@ def parts(kind: type[Section]) -> Iterator[type[Section]]:
 
 
 PARTS = sorted(set(parts(Manifest)), key=lambda kind: kind.__name__)
-
-
-def written(kind: type[Section]) -> list[str]:
-    return [one.encode_name for one in msgspec.structs.fields(kind)]
 
 
 def manifest_with(path: str, value: Any) -> str:

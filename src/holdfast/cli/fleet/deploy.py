@@ -19,7 +19,7 @@ from holdfast.cli.deployments.book import StoreOption, answered
 from holdfast.cli.deployments.waiting import Timeout, Wait, seconds
 from holdfast.cli.fleet.observed import DeploymentOption, FleetStore, ObservedFleet, fleet_at, where
 from holdfast.cli.fleet.waiting import WaitOptions, end, trouble_of
-from holdfast.cli.fleet.written import ModelText, as_section, as_words, from_file, from_words, idle_words
+from holdfast.cli.fleet.written import ModelText, from_file, from_words, idle_words
 from holdfast.cli.terminal import Terminal
 from holdfast.core.errors import Refused, UserError
 from holdfast.fleet.desired import Model
@@ -29,12 +29,15 @@ from holdfast.fleet.records import DesiredModel
 from holdfast.roles.model_names import named
 from holdfast.roles.small_files import canary_text, template_path
 from holdfast.settings import Environment, handed_on
-from holdfast.spec.arguments import UsageError, meant, options_of
+from holdfast.spec.arguments import UsageError, meant
 from holdfast.spec.engines import ENGINES
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.spec.manifest.fleet import DEVICES_MAX, REPLICAS_MAX
 from holdfast.spec.manifest.fleet import Fleet as Fields
+from holdfast.spec.manifest.from_options import shared_memory, worker_settings
 from holdfast.spec.manifest.local import Machine
+from holdfast.spec.manifest.parts import as_plain
+from holdfast.spec.manifest.types import WORKER
 from holdfast.spec.manifest.yaml_text import plain
 from holdfast.spec.settings import about
 
@@ -117,16 +120,14 @@ class Deploy(CommandOptions, frozen=True):
 
     def _service(self, worker: WorkerLaunch) -> dict[str, Any]:
         """Return the service in a manifest's form."""
-        plain = Deploy()
-        words = as_words(plain.worker, worker, options_of(plain, "deploy"))
         sim_name = self.worker.source if worker.engine == "sim" else ""
-        fleet = as_section(self.fleet)
+        fleet = as_plain(self.fleet)
         return {
+            "componentType": WORKER,
             **({"replicas": self.wanted} if self.wanted is not None else {}),
             "modelName": self.served_name or sim_name or self.key,
-            "resources": {"limits": {"gpu": str(self.devices)}},
-            "failover": {"enabled": True, "numShadows": self.standbys},
-            "extraPodSpec": {"mainContainer": {"args": words}},
+            **shared_memory(self.devices, self.standbys),
+            "worker": worker_settings(worker),
             **({"fleet": fleet} if fleet else {}),
         }
 

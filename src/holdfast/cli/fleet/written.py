@@ -7,7 +7,6 @@ same, and mistakes in that are reported under the option that caused them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,21 +18,22 @@ from holdfast.cli.deployments.files import Written, said_in, shaped
 from holdfast.core.errors import Refused
 from holdfast.roles.engines import memory_needed, weights_least
 from holdfast.roles.model_names import named
-from holdfast.spec.arguments import Options, kind_of, takes_many
 from holdfast.spec.engines import GIB, REAL
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.spec.manifest.addresses import address_of
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.fleet import Autoscale, Fleet
+from holdfast.spec.manifest.from_options import manifest_text
 from holdfast.spec.manifest.local import Machine, worker_of
 from holdfast.spec.manifest.parts import Section
 from holdfast.spec.manifest.pods import pods
 from holdfast.spec.manifest.rules import Finding, Findings, Rules
-from holdfast.spec.manifest.types import API_VERSION, KIND, WORKER, Manifest, Service
+from holdfast.spec.manifest.typed import WorkerBlock
+from holdfast.spec.manifest.types import WORKER, Manifest, Service
 from holdfast.spec.manifest.whole import findings
 from holdfast.spec.manifest.yaml_text import Problem, in_yaml, plain
 from holdfast.spec.names import check_process_name
-from holdfast.spec.settings import Setting, all_settings, fields_of
+from holdfast.spec.settings import Setting, fields_of
 
 KEY = re.compile(r"[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?")
 KEY_WORDS = "1 to 30 of a-z, 0-9 and '-', with no '-' at either end"
@@ -196,27 +196,21 @@ def _made(text: str, manifest: Manifest, machine: Machine) -> ModelText:
 
 
 def from_words(
-    deployment: str, key: str, said: Mapping[str, Any], machine: Machine
+    deployment: str, key: str, said: dict[str, Any], machine: Machine
 ) -> tuple[ModelText | None, list[str]]:
     """Return the model of a service's fields (`said`), or all mistakes, each under its option."""
     wrong = [] if KEY.fullmatch(key) else [f"KEY must be {KEY_WORDS}, got {key!r}"]
     service = key if not wrong else "model"
-    text = _text(deployment, service, said)
+    text = manifest_text(deployment, {service: said})
     checked = check(text.encode(), rules(machine))
     wrong += [told(problem, service) for problem in checked.problems]
     if checked.manifest is None:  # what is wrong with its numbers hides what is wrong with where it runs
         size = {name: value for name, value in said.get("fleet", {}).items() if name == "memoryGib"}
-        rest = _text(deployment, service, {**said, "replicas": 1, "fleet": size})
+        rest = manifest_text(deployment, {service: {**said, "replicas": 1, "fleet": size}})
         wrong += [told(problem, service) for problem in check(rest.encode(), rules(machine)).problems]
     if wrong or checked.manifest is None:
         return None, list(dict.fromkeys(wrong))
     return _made(text, checked.manifest, machine), []
-
-
-def _text(deployment: str, key: str, service: Mapping[str, Any]) -> str:
-    services = {key: {"componentType": WORKER, **service}}
-    whose = {"metadata": {"name": deployment}, "spec": {"services": services}}
-    return in_yaml({"apiVersion": API_VERSION, "kind": KIND, **whose})
 
 
 def idle_words(fleet: Fleet) -> list[str]:
@@ -243,7 +237,7 @@ def told(problem: Problem, key: str) -> str:
 def flags() -> dict[str, str]:
     """Return the option of each field of a service, by path."""
     found = dict(OWN)
-    for kind, path in ((Fleet, "fleet."), (Autoscale, "fleet.autoscale.")):
+    for kind, path in ((Fleet, "fleet."), (Autoscale, "fleet.autoscale."), (WorkerBlock, "worker.")):
         for one in fields_of(kind):
             found[path + _written(kind, one)] = one.flag
     return found
@@ -252,36 +246,3 @@ def flags() -> dict[str, str]:
 def _written(kind: type[Section], setting: Setting) -> str:
     by_name = {one.name: one.encode_name for one in msgspec.structs.fields(kind)}
     return by_name[setting.name]
-
-
-def as_section(value: Section) -> dict[str, Any]:
-    """Return the given fields in a manifest's form."""
-    plainly: dict[str, Any] = {}
-    for one in msgspec.structs.fields(value):
-        own = getattr(value, one.name)
-        if isinstance(own, Section):
-            if own != one.default:
-                plainly[one.encode_name] = as_section(own)
-        elif own != one.default:
-            plainly[one.encode_name] = list(own) if isinstance(own, tuple) else own
-    return plainly
-
-
-def as_words(pattern: WorkerLaunch, asked: WorkerLaunch, options: Options) -> list[str]:
-    """What follows `holdfast run worker` to say the same: what differs from where nothing is said. `options`: of the
-    command that was said, by flag."""
-    words = ["--engine", asked.engine]
-    before = {one.path: one.default for one in all_settings(pattern)}
-    after = {one.path: one.default for one in all_settings(asked)}
-    for flag, one in options.items():
-        path = one.path[1:]
-        if one.path[0] != "worker" or flag == "--engine" or after[path] == before[path]:
-            continue
-        value = after[path]
-        if kind_of(one) is bool:
-            on, _, off = one.flag.partition("/")
-            words.append(on if value or not off else off)
-        else:
-            values = value if takes_many(one) else (value,)
-            words += [f"{flag}={each:g}" if isinstance(each, float) else f"{flag}={each}" for each in values]
-    return words

@@ -6,22 +6,22 @@ component finds its peers by type, in its own manifest, never by name.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from holdfast.spec.manifest.fleet import Fleet
-from holdfast.spec.manifest.parts import EnvVar, Section
+from holdfast.spec.manifest.parts import EnvVar, as_plain
 from holdfast.spec.manifest.rules import PLANNED
 from holdfast.spec.manifest.secrets import Digests, digests_of
-from holdfast.spec.manifest.types import DECODE, FRONTEND, PREFILL, WORKER, Manifest, Service
+from holdfast.spec.manifest.typed import words_of
+from holdfast.spec.manifest.types import DECODE, FRONTEND, PREFILL, ROLES, WORKER, Manifest, Service
 from holdfast.spec.names import namespace_for
 
 NO_DIGESTS: Digests = MappingProxyType({})
+_UNTYPED = dict.fromkeys(ROLES.values())
 COUPLED = {PREFILL: DECODE, DECODE: PREFILL}
 
 
@@ -83,26 +83,12 @@ def _pod_inputs(manifest: Manifest, name: str, digests: Digests) -> dict[str, An
     service = manifest.spec.services[name]
     plain = Service(service.component_type)
     fleet = Fleet(memory_gib=service.fleet.memory_gib)  # its vaults get this value
-    kept = replace(service, replicas=plain.replicas, rollout=plain.rollout, fleet=fleet, envs=())
-    container = replace(service.container, env=variables(manifest, service))
-    said = _without_defaults(replace(kept, extra_pod_spec=replace(service.extra_pod_spec, main_container=container)))
+    kept = replace(service, replicas=plain.replicas, rollout=plain.rollout, fleet=fleet, envs=(), **_UNTYPED)
+    # Typed settings count as the words that mean the same, so that they may replace `args` without another set.
+    words = words_of(service.role, service.given) if service.typed is not None else service.container.args
+    container = replace(service.container, env=variables(manifest, service), args=words)
+    # Without defaults, so that a new field does not change an old manifest's hash.
+    said = as_plain(replace(kept, extra_pod_spec=replace(service.extra_pod_spec, main_container=container)))
     shares = list(manifest.spec.shares) if service.component_type == FRONTEND else []
     secrets = own_digests(manifest, service, digests)
     return {"service": name, "spec": said, "shares": shares, **({"secrets": secrets} if secrets else {})}
-
-
-def _without_defaults(value: Any) -> Any:
-    """Return plain data without defaults, so that a new field does not change an old manifest's hash."""
-    if isinstance(value, Section):
-        return {
-            one.encode_name: _without_defaults(getattr(value, one.name))
-            for one in _fields(type(value))
-            if getattr(value, one.name) != one.default
-        }
-    return [_without_defaults(one) for one in value] if isinstance(value, tuple) else value
-
-
-@functools.cache
-def _fields(kind: type[Section]) -> tuple[msgspec.structs.FieldInfo, ...]:
-    """Return the fields of a section. Cached: it takes a millisecond, and every address needs those of ten sections."""
-    return msgspec.structs.fields(kind)

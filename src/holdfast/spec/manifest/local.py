@@ -1,9 +1,9 @@
 """Makes the launches of a pod's replica on one machine. No I/O.
 
-A container that runs `holdfast worker`, `frontend` or `control` becomes that process; args and variables are parsed as
-for a command line. The vault container of a failover group becomes one vault per device. Pods here share one network,
-one disk and one user, so the machine's addresses, ports and paths replace those that the plan sets for a pod
-(`Container.planned`).
+A container that runs `holdfast worker`, `frontend` or `control` becomes that process. Its typed settings are taken as
+they are; args and variables are parsed as for a command line. The vault container of a failover group becomes one vault
+per device. Pods here share one network, one disk and one user, so the machine's addresses, ports and paths replace
+those that the plan sets for a pod (`Container.planned`).
 
 Always true: the same replica gives the same launches byte for byte; no two replicas share a socket, a lock or a vault.
 """
@@ -19,26 +19,23 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.core.address import TcpAddress
-from holdfast.core.errors import Refused, refuse_user_errors
+from holdfast.core.errors import Refused, UserError, refuse_user_errors
 from holdfast.settings import Environment, read_environment
 from holdfast.spec.arguments import HelpWanted
 from holdfast.spec.canaries import is_text
-from holdfast.spec.commands import asked, control_by, frontend_by, worker_by
+from holdfast.spec.commands import asked, control_by, frontend_by, settings_from, worker_by
 from holdfast.spec.deployment import DeviceSlot
 from holdfast.spec.engines import REAL
 from holdfast.spec.launch import FrontendLaunch, Launch, VaultLaunch, WorkerLaunch
-from holdfast.spec.manifest.pod import GRACE_S, Container, Pod
+from holdfast.spec.manifest.parts import GRACE_S
+from holdfast.spec.manifest.pod import Container, Pod
 from holdfast.spec.manifest.pods import LOCK, living, starting
 from holdfast.spec.manifest.rules import PLANNED
 from holdfast.spec.manifest.secrets import SecretSource, SecretValues
+from holdfast.spec.manifest.typed import PLACED, in_manifest_names
 from holdfast.spec.manifest.types import FRONTEND, WORKER
 from holdfast.spec.names import check_process_name, own_page, room_for_socket, socket_path
 from holdfast.spec.settings import S
-
-# Options for a process's addresses and deployment: the plan sets them, not a container.
-PLACED = frozenset({"--name", "--address", "--beat-address", "--status-address", "--advertise", "--store"}) | {
-    *("--deployment", "--lock", "--lock-token-file", "--group", "--vault-socket", "--device", "--engine-id")
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +203,13 @@ def _frontend(container: Container, name: str, machine: Machine) -> FrontendLaun
 
 
 def _asked(pattern: S, command: str, container: Container) -> S:
-    """Return the settings from a container's command and args; raise Refused if it does not run this command."""
+    """Return the settings of a container: its typed ones, or those of its command and args. Raise Refused if it does
+    not run this command."""
+    if container.settings:
+        try:
+            return settings_from(pattern, command, dict(container.settings))
+        except UserError as error:
+            raise Refused(in_manifest_names(str(error), command)) from error
     words = container.words
     if words[:2] != ("holdfast", command):
         shown = " ".join(words[:3])

@@ -6,10 +6,12 @@ an error.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from holdfast.spec.manifest.pod import GRACE_S
+import msgspec
+
 from holdfast.spec.settings import Settings, about
 
 NAME = (r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "1 to 63 of a-z, 0-9 and '-', with no '-' at either end")
@@ -23,6 +25,7 @@ _LINE = (r"[^\x00-\x1f\x7f]*", "one line without control characters")
 
 Names = Mapping[str, str]
 Refusals = Mapping[str, tuple[str, str]]
+GRACE_S = 60  # default time from SIGTERM to SIGKILL
 CLUSTER = "only a cluster reads it, and none is run from here"
 
 
@@ -36,6 +39,22 @@ class Section(Settings, frozen=True, rename="camel"):
 
     idle: ClassVar[Names] = {}  # fields accepted with a warning: name -> why it has no effect
     refused: ClassVar[Refusals] = {}  # fields refused: name -> what is wrong, and what to do
+
+
+def as_plain(value: Any) -> Any:
+    """Return a part in a manifest's form, without the fields that have their default."""
+    if isinstance(value, Section):
+        fields = ((one.encode_name, getattr(value, one.name), one.default) for one in _fields(type(value)))
+        return {name: as_plain(own) for name, own, default in fields if own != default}
+    if isinstance(value, dict):
+        return {name: as_plain(own) for name, own in value.items()}
+    return [as_plain(one) for one in value] if isinstance(value, tuple) else value
+
+
+@functools.cache
+def _fields(kind: type[Section]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Return the fields of a section. Cached: it takes a millisecond, and every address needs those of ten sections."""
+    return msgspec.structs.fields(kind)
 
 
 class SecretKey(Section, frozen=True):

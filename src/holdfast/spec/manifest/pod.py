@@ -6,9 +6,12 @@ keep running beside the others. Then all of `containers` start together.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-GRACE_S = 60  # default time from SIGTERM to SIGKILL
+from holdfast.spec.manifest.parts import GRACE_S
+from holdfast.spec.manifest.typed import words_of
 
 
 class Plain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -56,6 +59,7 @@ class Container(Plain, frozen=True):
     image: str
     command: tuple[str, ...]
     args: tuple[str, ...] = ()
+    settings: tuple[tuple[str, Any], ...] = ()  # typed, by flag, instead of args
     working_dir: str = ""
     # Variables set by the plan. A machine where pods share network and disk replaces them with its own values.
     planned: tuple[Variable, ...] = ()
@@ -73,7 +77,8 @@ class Container(Plain, frozen=True):
 
     @property
     def words(self) -> tuple[str, ...]:
-        return (*self.command, *self.args)
+        """Return the whole command line, also where its settings are typed."""
+        return (*self.command, *self.args, *(words_of(self.command[1], dict(self.settings)) if self.settings else ()))
 
 
 class Claim(Plain, frozen=True):

@@ -27,7 +27,6 @@ SHARED_VOLUME = "failover-shared"
 SHARED_GPUS = "shared-gpu"
 LOCK = f"{SHARED}/failover.lock"
 VAULT = "gms-weights"
-COMMANDS = {FRONTEND: "frontend", PLANNER: "control", WORKER: "worker"}
 PORT_OPTION = re.compile(r"--(?:http-)?port(?:=(\d+))?")
 
 # Failures allowed for the startup probe: an engine may load for two hours; a frontend and a control start in seconds.
@@ -84,8 +83,9 @@ def _container(manifest: Manifest, name: str, address: ComponentAddress, engine_
     return Container(
         name=f"engine-{engine_id}" if failover else "main",
         image=main.image,
-        command=main.command or ("holdfast", COMMANDS[service.component_type]),
+        command=main.command or ("holdfast", service.role),
         args=main.args,
+        settings=tuple(service.given.items()),
         working_dir=main.working_dir,
         planned=_planned(manifest, name, address, port, engine_id),
         env=tuple(_variable(one) for one in written if not (failover and one.name == "DYN_SYSTEM_PORT")),
@@ -116,7 +116,7 @@ def _port(service: Service, written: tuple[EnvVar, ...], engine_id: int) -> Port
     """Return the port for probes; every engine of a pod has its own."""
     said = {one.name: int(one.value) for one in written if one.name in PORT_VARIABLES and one.value}
     if service.component_type == FRONTEND:
-        option = _port_option((*service.container.command, *service.container.args))
+        option = service.given.get("--port") or _port_option((*service.container.command, *service.container.args))
         return Port("http", option or said.get("DYN_HTTP_PORT", HTTP_PORT))
     name = f"system-{engine_id}" if service.failover.enabled else "system"
     return Port(name, said.get("DYN_SYSTEM_PORT", SYSTEM_PORT) + engine_id)

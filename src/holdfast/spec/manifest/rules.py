@@ -20,6 +20,7 @@ from holdfast.spec.manifest.types import (
     DECODE,
     FRONTEND,
     PREFILL,
+    ROLES,
     SERVICES_MAX,
     WORKER,
     CanaryQuestion,
@@ -154,18 +155,36 @@ def _canaries(manifest: Manifest) -> Findings:
                 yield Finding((*at, index, written[wrong[0]]), wrong[1])
 
 
+def _typed(manifest: Manifest) -> Findings:
+    """Yield typed settings of another kind of service, and those beside a command or args, which would say it twice."""
+    for at, service in services_in(manifest):
+        for role in ROLES.values():
+            if role != service.role and getattr(service, role) is not None:
+                what = f"is not for a {service.component_type}, whose settings are called {service.role}"
+                yield Finding((*at, role), what, mend="leave it out")
+        twice = [name for name in ("args", "command") if getattr(service.container, name)]
+        if service.typed is not None and twice:
+            what = f"the settings are in {service.role}, and {twice[0]} would be a second place for them"
+            where = (*at, "extraPodSpec", "mainContainer", twice[0])
+            yield Finding(where, what, mend=f"leave {twice[0]} out, or {service.role}")
+
+
 def _refused_words(manifest: Manifest) -> Findings:
     """Yield options and variables that other engines have for adapters and draft models."""
     for service_at, service in services_in(manifest):
         at = (*service_at, "extraPodSpec", "mainContainer")
-        for field, words in (("command", service.container.command), ("args", service.container.args)):
-            for index, word in enumerate(words):
-                if found := LORA_WORD.search(word):
-                    mend = "serve the merged model under a name of its own"
-                    yield Finding((*at, field, index), f"LoRA adapters are not supported ({found[0]})", mend=mend)
-                elif found := DRAFT_WORD.search(word):
-                    mend, said = "leave it out; every model decodes by itself", found[0].strip('"')
-                    yield Finding((*at, field, index), f"draft models are not supported ({said})", mend=mend)
+        places = {
+            (*at, "command"): service.container.command,
+            (*at, "args"): service.container.args,
+            (*service_at, "worker", "vllmOption"): service.given.get("--vllm-option", ()),
+        }
+        for where, index, word in ((where, *one) for where, words in places.items() for one in enumerate(words)):
+            if found := LORA_WORD.search(word):
+                mend = "serve the merged model under a name of its own"
+                yield Finding((*where, index), f"LoRA adapters are not supported ({found[0]})", mend=mend)
+            elif found := DRAFT_WORD.search(word):
+                mend, said = "leave it out; every model decodes by itself", found[0].strip('"')
+                yield Finding((*where, index), f"draft models are not supported ({said})", mend=mend)
     for at, variable in variables_in(manifest):
         if variable.name.startswith("DYN_LORA_"):
             yield Finding((*at, "name"), f"LoRA adapters are not supported ({variable.name})", mend="leave it out")
@@ -243,7 +262,7 @@ def _fleets(manifest: Manifest) -> Findings:
 
 Rules = tuple[Callable[[Manifest], Findings], ...]
 # Rules of a single service.
-OF_EACH: Rules = (_failover, _canaries, _refused_words, _environment, _probes, _rollouts, _fleets)
+OF_EACH: Rules = (_typed, _failover, _canaries, _refused_words, _environment, _probes, _rollouts, _fleets)
 OF_ALL: Rules = (_names, _shares, _models)
 
 

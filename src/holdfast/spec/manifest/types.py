@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from holdfast.spec.manifest.fleet import REPLICAS_MAX, Fleet
 from holdfast.spec.manifest.parts import (
@@ -17,11 +17,13 @@ from holdfast.spec.manifest.parts import (
     Section,
     or_none,
 )
+from holdfast.spec.manifest.typed import ControlBlock, FrontendBlock, TypedSettings, WorkerBlock
 from holdfast.spec.settings import about
 
 API_VERSION = "nvidia.com/v1alpha1"
 KIND = "DynamoGraphDeployment"
 FRONTEND, PLANNER, WORKER = COMPONENT_TYPES = ("frontend", "planner", "worker")
+ROLES = {FRONTEND: "frontend", PLANNER: "control", WORKER: "worker"}
 PREFILL, DECODE = "prefill", "decode"
 SERVICES_MAX = 25  # the limit of the CRD
 SHADOWS_MAX = 8  # each is a whole engine, and one suffices to survive one crash
@@ -149,6 +151,9 @@ class Service(Section, frozen=True):
     env_from_secret: Annotated[str, about("Secret whose keys become environment variables.", like=or_none(NAME))] = ""
     liveness_probe: Annotated[Probe | None, about("Liveness probe, unless the container has its own.")] = None
     readiness_probe: Annotated[Probe | None, about("Readiness probe, unless the container has its own.")] = None
+    worker: Annotated[WorkerBlock | None, about("Settings of a worker, instead of args.")] = None
+    frontend: Annotated[FrontendBlock | None, about("Settings of a frontend, instead of args.")] = None
+    control: Annotated[ControlBlock | None, about("Settings of a planner, instead of args.")] = None
     extra_pod_spec: Annotated[ExtraPodSpec, about("Container and pod settings.")] = ExtraPodSpec()
     rollout: Annotated[Rollout, about("How a new revision replaces the old one.")] = Rollout()
     fleet: Annotated[Fleet, about("Replicas, placement and scaling in a fleet.")] = Fleet()
@@ -183,6 +188,21 @@ class Service(Section, frozen=True):
     @property
     def container(self) -> MainContainer:
         return self.extra_pod_spec.main_container
+
+    @property
+    def role(self) -> str:
+        """Return the command of its processes, which is the name of its typed settings, too."""
+        return ROLES[self.component_type]
+
+    @property
+    def typed(self) -> TypedSettings | None:
+        """Return its typed settings; None: its container has args."""
+        return {"worker": self.worker, "frontend": self.frontend, "control": self.control}[self.role]
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Return its typed settings by flag."""
+        return self.typed.given if self.typed is not None else {}
 
     @property
     def gpus(self) -> int:

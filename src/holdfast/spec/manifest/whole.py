@@ -67,7 +67,9 @@ def findings(manifest: Manifest, machine: Machine) -> Findings:
         try:
             replica_launches(pod, pod.replica(0), [device_slot((), 0)] * slots_needed(pod, machine)[0], machine)
         except Refused as error:
-            yield Finding(("spec", "services", pod.service, "extraPodSpec", "mainContainer"), str(error))
+            typed = manifest.spec.services[pod.service].typed is not None
+            where = (pod.containers[0].command[1],) if typed else ("extraPodSpec", "mainContainer")
+            yield Finding(("spec", "services", pod.service, *where), str(error))
 
 
 def full_gpus(manifest: Manifest, machine: Machine) -> Findings:
@@ -76,7 +78,9 @@ def full_gpus(manifest: Manifest, machine: Machine) -> Findings:
     for pod in pods(manifest):
         with contextlib.suppress(Refused):  # reported by `findings`
             if slots_needed(pod, machine)[1] and not worker_of(pod, machine).kv_gib:
-                yield Finding(("spec", "services", pod.service, "extraPodSpec", "mainContainer", "args"), LEFT)
+                typed = manifest.spec.services[pod.service].typed is not None
+                where = ("worker",) if typed else ("extraPodSpec", "mainContainer", "args")
+                yield Finding(("spec", "services", pod.service, *where), LEFT)
 
 
 def without_effect(manifest: Manifest) -> Findings:
