@@ -19,7 +19,7 @@ from holdfast.rollout.records import read_desired
 from holdfast.rollout.status import RolloutReport, RolloutResult, ServiceStatus
 from holdfast.supervise.lock import Holder, sign, take_lock
 from holdfast.testing.waiting import until
-from tests.rigs.cli.in_process import said_here
+from tests.rigs.cli.in_process import patient, said_here
 from tests.rigs.supervise.rollouts import Site, place, text
 
 pytestmark = pytest.mark.alone
@@ -67,7 +67,8 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
         lock = take_lock(tmp_path)
         assert lock is not None
         sign(lock, Holder(os.getpid(), up=True, deployment="chat", store=f"unix://{tmp_path}/s"))
-        yield Desk(site, tmp_path)
+        with patient():
+            yield Desk(site, tmp_path)
         os.close(lock)
 
 

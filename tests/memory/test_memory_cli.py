@@ -10,6 +10,7 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from holdfast.memory.layout import TensorSpec
 from holdfast.spec.names import socket_path
 from holdfast.testing.processes import kill_together, vault_pair, vault_processes
 from holdfast.testing.waiting import wait_until
+from tests.rigs.cli.in_process import said_here
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -46,7 +48,11 @@ def serve(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def status(folder: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(holdfast(folder, "status", "--json").stdout)
+    """What the command tells programs, without the start of a Python for every look."""
+    env = {"HOME": "/tmp", "GMS_SOCKET_DIR": str(folder), "HOLDFAST_STATE_DIR": str(folder)}
+    with ThreadPoolExecutor(1) as apart:  # some who look run in an event loop
+        said = apart.submit(said_here, ("memory", "status", "--json"), env).result(WAIT_S)
+    found: list[dict[str, Any]] = json.loads(said.stdout)
     return found
 
 
@@ -159,6 +165,16 @@ async def test_a_killed_pair_is_started_again(folder: Path) -> None:
         await other.close()
     await client.close()
     end(process)
+    assert vault_processes(path) == {}
+
+
+def test_ctrl_c_before_a_vault_is_ready_ends_it(folder: Path) -> None:
+    """Nobody waits for one that is not wanted any more: its socket is there before its process is."""
+    process = serve(folder, "--device", "host-0")
+    path = socket_path(folder, "host-0")
+    wait_until(Path(path).exists, "the socket")
+    said = end(process)
+    assert (process.returncode, "Traceback" in said) == (0, False), said
     assert vault_processes(path) == {}
 
 

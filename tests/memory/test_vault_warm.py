@@ -161,8 +161,8 @@ async def test_the_pool_of_a_dead_engine_goes_with_the_weights(rig: Rig) -> None
 
 async def test_weights_that_somebody_has_are_not_moved(rig: Rig) -> None:
     """Neither while they are loaded nor while they are mapped; the refusal names who, and changes nothing."""
-    assert (await refusal(demote(rig.path()))).code == "empty"
-    async with rig.client(4) as engine:
+    async with rig.client(4) as engine:  # which waits for as long as the vault takes to start
+        assert (await refusal(demote(rig.path()))).code == "empty"
         assert await engine.acquire("rw", SOON_MS) == "rw"
         loading = await refusal(demote(rig.path()))
         await engine.release()

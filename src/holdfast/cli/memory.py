@@ -24,7 +24,7 @@ from holdfast.cli.terminal import Cell, write_out
 from holdfast.core.address import TcpAddress, parse_address
 from holdfast.core.errors import UserError
 from holdfast.core.limits import raise_descriptor_limit
-from holdfast.core.tasks import Tasks
+from holdfast.core.tasks import Tasks, done_before
 from holdfast.memory.client import calls
 from holdfast.memory.client.calls import VaultRefused, call_once
 from holdfast.memory.devices import device_name, gpu_uuids
@@ -37,7 +37,7 @@ from holdfast.spec.settings import about
 
 GIB = 1024**3
 ASK_S = 1.0
-READY_S = 10.0
+READY_S = 60.0  # a vault starts in 0.2 s; where every process waits long for a CPU, in a quarter of a minute
 PAGE_S = 0.5
 SHOWN_MAX = 30  # lines of history per vault
 
@@ -115,7 +115,7 @@ async def _serve(vaults: list[VaultProcesses], screen: Screen) -> int:
             vault.start()
             tasks.spawn(vault.watch(), vault.settings.device)
         for vault in vaults:
-            await _ready(vault, screen, over)
+            await done_before(over, _ready(vault, screen), "ready")
         if not over.is_set():
             screen.line("Ctrl-C ends it and lets go of the memory; `holdfast get memory` shows it.", style="dim")
         await over.wait()
@@ -127,14 +127,12 @@ async def _serve(vaults: list[VaultProcesses], screen: Screen) -> int:
     return 0
 
 
-async def _ready(vault: VaultProcesses, screen: Screen, over: asyncio.Event) -> None:
+async def _ready(vault: VaultProcesses, screen: Screen) -> None:
     path = vault.settings.socket_path
     facts = await _ask(path, READY_S)
     if vault.settings.status_address and not facts.get("status_address"):
         await asyncio.sleep(PAGE_S)  # the status page starts shortly after the vault
         facts = await _ask(path, READY_S)
-    if over.is_set():
-        return
     if "error" in facts:
         raise UserError(f"{vault.settings.device} has no vault: {facts['error']}; the lines above say why")
     page = f", metrics at {facts['status_address']}" if facts.get("status_address") else ""

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from holdfast.worker.failover_worker import FailoverWorker
     from holdfast.worker.process import Worker
 
-# A vault starts in 0.2 s; on a swamped machine in a few.
-VAULT_READY_S = 30.0
+# A vault starts in 0.2 s; where every process waits long for a CPU, in a quarter of a minute.
+VAULT_READY_S = 60.0
 ANSWER_S = 0.5  # a live frontend answers in milliseconds; a scrape waits for seconds
 
 OnReady = Callable[[dict[str, Any]], None]

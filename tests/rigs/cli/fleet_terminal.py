@@ -19,7 +19,7 @@ from holdfast.fleet.observed import LeasedMemory, Node, Replica, ReplicaPhase
 from holdfast.fleet.records import DesiredModel, FleetRecord, NodeRecord, desired_key, fleet_key, node_key, read
 from holdfast.health.records import ControlRecord
 from holdfast.store.contract import Registration, Store
-from tests.rigs.cli.in_process import said_here
+from tests.rigs.cli.in_process import patient, said_here
 from tests.rigs.store.served import served_store
 
 GIB = 1024**3
@@ -113,8 +113,9 @@ def replica(
 @contextlib.asynccontextmanager
 async def desk_at(folder: Path) -> AsyncIterator[Desk]:
     """With one node of 8 GiB and a control that leads."""
-    async with served_store(folder) as (store,):
-        desk = Desk(store, folder)
-        await desk.node("n1")
-        await desk.lead()
-        yield desk
+    with patient():
+        async with served_store(folder) as (store,):
+            desk = Desk(store, folder)
+            await desk.node("n1")
+            await desk.lead()
+            yield desk

@@ -31,10 +31,6 @@ from holdfast.memory.vault.keeper import SERVER, TAKEN, announce
 from holdfast.memory.vault.records import VaultFds, VaultRecords
 from holdfast.memory.vault.settings import VaultSettings
 from holdfast.memory.vault.vault import Vault
-from holdfast.wire import metrics
-from holdfast.wire.http.server import HttpServer
-from holdfast.wire.http.status_page import StatusPage
-from holdfast.wire.net import SocketNetwork
 
 # The metrics of a vault's status page.
 GAUGES = (
@@ -69,6 +65,8 @@ class VaultMetrics:
     """A vault's metrics page, built from its current `facts`."""
 
     def __init__(self, device: str, facts: Callable[[], dict[str, Any]]) -> None:
+        from holdfast.wire import metrics  # a fifth of what a vault loads, and few have a page
+
         self._device = device
         self._facts = facts
         self._registry = metrics.MetricsRegistry()
@@ -85,6 +83,8 @@ class VaultMetrics:
         }
 
     def page(self) -> bytes:
+        from holdfast.wire import metrics
+
         facts = self._facts()
         for name, gauge in self._gauges.items():
             gauge.labels(self._device).set(facts[name])
@@ -130,6 +130,10 @@ async def serve(settings: VaultSettings, fds: VaultFds, command: list[str]) -> i
 
 async def _show_status(settings: VaultSettings, vault: Vault) -> None:
     """Serve `/live`, `/health` and `/metrics`. If the address is taken, log it: the vault runs without them."""
+    from holdfast.wire.http.server import HttpServer
+    from holdfast.wire.http.status_page import StatusPage
+    from holdfast.wire.net import SocketNetwork
+
     page = StatusPage(vault.facts, VaultMetrics(settings.device, vault.facts).page)
     try:
         server = HttpServer(page.handle, SocketNetwork())
