@@ -14,10 +14,14 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.fleet import waiting as fleet_waiting
+from holdfast.cli.fleet.observed import ObservedFleet
+from holdfast.cli.fleet.words import model_shown
+from holdfast.cli.requests import RequestRow
 from holdfast.core.errors import REFUSED
 from holdfast.fleet.actions import Tries
 from holdfast.fleet.desired import Level
-from holdfast.fleet.observed import ReplicaPhase
+from holdfast.fleet.observed import Node, ReplicaPhase
+from holdfast.fleet.records import FleetRecord, NodeRecord
 from tests.rigs.cli.fleet_terminal import DEPLOYMENT, GIB, SIM, Desk, Told, desk_at, eventually, replica
 
 SIZE = ("--memory-gib", "1")
@@ -149,6 +153,41 @@ async def test_models_are_shown_with_their_replicas(desk: Desk) -> None:
     assert [each["key"] for each in (await desk.say("models", "--json")).object] == ["other", "tiny"]
     wrong = await desk.say("models", "nobody")
     assert "there is no model 'nobody'; there are other, tiny" in wrong.stderr
+
+
+async def test_models_are_shown_with_their_requests(desk: Desk) -> None:
+    """Wide: BUSY, READY, or what else, and counts; without a frontend on this machine the requests are unknown."""
+    desired = await desk.desired("tiny")
+    await desk.node("n1", [replica(desired, 1, running=2)])
+    shown = (await desk.say("get", "models", "-o", "wide")).stdout.splitlines()
+    assert shown[0].split()[-3:] == ["state", "running", "waiting"]
+    assert shown[1].split()[-3:] == ["BUSY", "2", "–"]
+    assert [line.split()[-1] for line in shown if line.startswith("replica")] == ["requests"]
+    one = (await desk.say("get", "models", "tiny", "-o", "json")).object
+    assert (one["state"], one["running"], one["waiting"], one["replicas"][0]["requests"]) == ("BUSY", 2, None, None)
+    await desk.node("n1", [replica(desired, 1)])
+    assert (await desk.say("get", "models", "tiny", "-o", "json")).object["state"] == "READY"
+    await desk.node("n1", [])
+    assert (await desk.say("get", "models", "tiny", "-o", "json")).object["state"] == "PROVISIONING"
+    assert (await desk.say("scale", "tiny", "0")).returncode == 0
+    assert (await desk.say("get", "models", "tiny", "-o", "json")).object["state"] == "STOPPED"
+
+
+async def test_requests_are_on_the_replica_whose_processes_run_them(desk: Desk) -> None:
+    """By their model's name and the serial at the end of the group's; those that wait are counted, on no replica."""
+    desired = await desk.desired("tiny")
+    node = NodeRecord(node=Node(name="n1"), replicas=(replica(desired, 1), replica(desired, 11)))
+    observed = ObservedFleet("local", {"tiny": desired}, {"n1": node}, FleetRecord(), True)
+    rows = [
+        RequestRow(id="a", model="tiny", state="RUNNING", replica="local-tiny-00-11", started=5.0),
+        RequestRow(id="b", model="tiny", state="DISPATCHED", replica="local-tiny-00-1", started=6.0),
+        RequestRow(id="c", model="tiny", state="QUEUED"),
+        RequestRow(id="d", model="other", state="RUNNING", replica="local-other-00-1", started=7.0),
+    ]
+    one = model_shown(observed, "tiny", rows)
+    assert (one.state, one.running, one.waiting) == ("BUSY", 2, 1)
+    named = {each.id: [(each.id, each.started_unix_s) for each in each.requests or ()] for each in one.replicas}
+    assert named == {"r1": [("b", 6.0)], "r11": [("a", 5.0)]}
 
 
 async def test_nodes_are_shown_with_their_leases(desk: Desk) -> None:

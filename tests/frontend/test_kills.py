@@ -261,4 +261,4 @@ async def test_what_is_no_requests_name_is_refused(tmp_path: Path) -> None:
     for name in ("", " ", "é", "x" * 129):
         done = said_here(("queue", "--kill", name, "--store", f"unix://{tmp_path}/none"), {"HOME": str(tmp_path)})
         assert (done.returncode, done.stdout) == (2, ""), done
-        assert "is not a request id or name; `holdfast get requests --all` shows ids" in done.stderr
+        assert "is not a request id or name; `holdfast get requests` shows ids" in done.stderr

@@ -127,9 +127,16 @@ COMMANDS = (
     Command(
         "get requests",
         "",
-        "List waiting requests: model and place in the queue. `--kill` ends one.",
-        "queue:RequestsCommand",
-        also=("queue", "get request"),
+        "List requests: state, place in the queue, worker, tokens so far.",
+        "requests:RequestsCommand",
+        also=("get request",),
+    ),
+    Command(
+        "queue",
+        RUN,
+        "List waiting requests (use `get requests`); `--kill` ends one (use `delete request`).",
+        "requests:QueueCommand",
+        expert=True,
     ),
     Command(
         "get events",
@@ -176,7 +183,7 @@ COMMANDS = (
         "deployments.removal:Delete",
     ),
     Command(
-        "delete request", "", "End a queued or running request; its client gets an error.", "queue:EndRequestCommand"
+        "delete request", "", "End a queued or running request; its client gets an error.", "requests:EndRequestCommand"
     ),
     Command("rollout", CHANGE, "Show the progress and history of changes; pause, resume or undo a change."),
     Command(

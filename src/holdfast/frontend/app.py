@@ -23,8 +23,8 @@ from holdfast.frontend.notes import PROGRESS_HEADER, add_queued_header, send_err
 from holdfast.frontend.pages import OPEN_PATHS, StatusPages
 from holdfast.frontend.pending_models import PendingModels
 from holdfast.frontend.request_tracker import RequestTracker, TrackedRequest
+from holdfast.frontend.requests import HTML_PATH, RequestsPage
 from holdfast.frontend.requests import PATH as REQUESTS
-from holdfast.frontend.requests import RequestsPage
 from holdfast.frontend.shedding import DeploymentLevels
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.flight import WorkerSet
@@ -147,7 +147,9 @@ class App:
         elif self.pages.has(path):
             self.access.check_method(request, "GET", "HEAD")
         elif self.requests.has(path):
-            self.access.check_method(request, "GET", "HEAD", *(("DELETE",) if path != REQUESTS else ()))
+            self.access.check_method(
+                request, "GET", "HEAD", *(("DELETE",) if path not in (REQUESTS, HTML_PATH) else ())
+            )
         else:
             raise ApiError(404, f"unknown path {path[:200]!r}; see /v1/models, /v1/chat/completions, /v1/completions")
         return caller

@@ -15,8 +15,8 @@ from holdfast.discovery.card import ModelCard
 from holdfast.frontend.api.errors import model_not_found
 from holdfast.frontend.metrics import FrontendMetrics, Others, Scrape, no_others
 from holdfast.frontend.pending_models import no_first_worker
+from holdfast.frontend.requests import HTML_PATH, RequestsPage
 from holdfast.frontend.requests import PATH as REQUESTS
-from holdfast.frontend.requests import RequestsPage
 from holdfast.health.watcher import BeatWatcher
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
@@ -62,10 +62,10 @@ class StatusPages:
             connection.respond(200, self._own_metrics(), metrics.CONTENT_TYPE)
         elif request.path in OPEN_PATHS and request.method in ("GET", "HEAD"):
             self.answer(connection, request.path)
-        elif request.path == REQUESTS and request.method in ("GET", "HEAD") and self.requests is not None:
-            self.requests.answer_all(connection)
+        elif request.path in (REQUESTS, HTML_PATH) and request.method in ("GET", "HEAD") and self.requests is not None:
+            self.requests.answer(connection, request.path, "")
         else:
-            error = {"message": f"there are only GET {', '.join(sorted({*OPEN_PATHS, REQUESTS}))} here"}
+            error = {"message": f"there are only GET {', '.join(sorted({*OPEN_PATHS, REQUESTS, HTML_PATH}))} here"}
             connection.respond(404, msgspec.json.encode({"error": error}))
 
     def answer(self, connection: HttpConnection, path: str) -> None:

@@ -112,7 +112,9 @@ def _make_app(settings: FrontendLaunch, store: Store, world: World, verdicts: Wo
     pages = StatusPages(directory, dispatcher, roster, created, store_state, metrics, settings.name, others)
     tracker = RequestTracker(directory, metrics, AccessLog() if settings.access_log else None)
     pending = PendingModels(directory, settings.holds, dispatcher.stats, loop.time)
-    requests = pages.requests = RequestsPage(tracker, pending, directory, loop.time, unix_s)
+    requests = pages.requests = RequestsPage(
+        tracker, pending, directory, loop.time, unix_s, dispatcher.links.place, pages.name
+    )
     retry_s, stats = settings.holds.shed_retry_s, dispatcher.stats
     levels = {one: DeploymentLevel(one, directory, stats, retry_s, loop.time) for one in settings.serves}
     pages.level = lambda: levels[settings.deployment].level

@@ -57,6 +57,11 @@ class Delete(CommandOptions, frozen=True):
     store: StoreOption = ""
 
     def run(self, env: Environment) -> int:
+        kind, slash, request = self.name.partition("/")
+        if slash and kind in ("request", "requests"):
+            from holdfast.cli.requests import EndRequestCommand
+
+            return EndRequestCommand(id=request, store=self.store).run(env)
         if bool(self.name) == (self.file is not None):
             raise UsageError("`holdfast delete` needs the deployment's name, or -f FILE")
         timeout_s, name = seconds("--timeout", self.timeout), bare(self.name)

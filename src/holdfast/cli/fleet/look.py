@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-import io
 import time
-from collections.abc import Callable
-from typing import Annotated, Any
-
-import msgspec
+from pathlib import Path
+from typing import Annotated
 
 from holdfast.cli.arguments import CommandOptions, Json
 from holdfast.cli.deployments.book import StoreOption, answered
 from holdfast.cli.fleet.observed import DeploymentOption, FleetStore, ObservedFleet, fleet_at, where
 from holdfast.cli.fleet.waiting import trouble_of
-from holdfast.cli.fleet.words import NodeShown, model_shown, node_shown, show_models, show_nodes
+from holdfast.cli.fleet.words import ModelShown, NodeShown, model_shown, node_shown, show_models, show_nodes
+from holdfast.cli.requests import RequestList, ask_all
 from holdfast.cli.screen import Screen
-from holdfast.cli.status import show_json
-from holdfast.cli.terminal import Terminal, write_out
-from holdfast.settings import Environment, Looks
+from holdfast.cli.watching import Watch, show_pages
+from holdfast.settings import Environment
 from holdfast.spec.settings import about
 
 LOOK_S = 1.0  # between two pages, where nothing happens: ages grow
-CLEARED = "\x1b[H\x1b[2J"
-
-Watch = Annotated[bool, about("Show again after every change, until Ctrl-C.", flag="--watch", short="-w")]
-Show = Callable[[Screen, ObservedFleet], None]
 
 
 class Models(CommandOptions, frozen=True):
-    """`holdfast get models`."""
+    """`holdfast get models`. Requests come from the frontends of this machine, which the table alone does not need."""
 
     key: Annotated[str, about("Show only this model (default: all).", positional=True, flag="KEY")] = ""
-    json: Json = False
+    output: Annotated[
+        str,
+        about(
+            "Output format; wide also shows each replica's requests.",
+            flag="--output",
+            short="-o",
+            choices=("table", "wide", "json"),
+        ),
+    ] = "table"
+    json: Annotated[bool, about("Same as -o json.")] = False
     watch: Watch = False
     deployment: DeploymentOption = ""
     store: StoreOption = ""
@@ -40,24 +42,43 @@ class Models(CommandOptions, frozen=True):
         return answered(self._run(where(self.store, env), env))
 
     async def _run(self, url: str, env: Environment) -> int:
+        as_json = self.json or self.output == "json"
+        state_dir = env.state_dir if as_json or self.output == "wide" else None
         async with fleet_at(url, self.deployment, env) as fleet:
             if self.key:
                 fleet.observed.check(self.key)
-            return await _shown(fleet, self._object, self._show, as_json=self.json, watch=self.watch)
+            notes: list[str] = []
 
-    def _object(self, observed: ObservedFleet) -> Any:
-        if self.key:
-            return model_shown(observed, self.key)
-        return [model_shown(observed, key) for key in observed.keys]
+            async def look() -> list[ModelShown]:
+                requests = await ask_all(Path(state_dir)) if state_dir is not None else None
+                notes[:] = requests.notes if requests is not None else []
+                return self._models(fleet.observed, requests)
 
-    def _show(self, screen: Screen, observed: ObservedFleet) -> None:
-        keys = [self.key] if self.key else observed.keys
-        if not keys:
+            async def look_json() -> ModelShown | list[ModelShown]:
+                models = await look()
+                return models[0] if self.key else models
+
+            def show(screen: Screen, found: list[ModelShown]) -> None:
+                self._show(screen, fleet.observed, found, notes)
+
+            async def news() -> None:
+                await fleet.book.news(LOOK_S)
+
+            if as_json:
+                return await show_pages(look_json, lambda *_: None, news, as_json=True, watch=self.watch)
+            return await show_pages(look, show, news, as_json=False, watch=self.watch)
+
+    def _models(self, observed: ObservedFleet, requests: RequestList | None) -> list[ModelShown]:
+        rows = requests.rows if requests is not None and requests.frontends else None  # else no frontend runs here
+        return [model_shown(observed, key, rows) for key in ([self.key] if self.key else observed.keys)]
+
+    def _show(self, screen: Screen, observed: ObservedFleet, found: list[ModelShown], notes: list[str]) -> None:
+        if not found:
             screen.line("this fleet has no models; `holdfast deploy KEY --model …` adds one")
             return
-        show_models(screen, [model_shown(observed, key) for key in keys], time.time())
-        if trouble := trouble_of(observed):
-            screen.line(f"\n{trouble}", style="yellow")
+        show_models(screen, found, time.time(), wide=self.output == "wide")
+        for note in filter(None, (*notes, trouble_of(observed))):
+            screen.line(f"\n{note}", style="yellow")
 
 
 class Nodes(CommandOptions, frozen=True):
@@ -73,43 +94,24 @@ class Nodes(CommandOptions, frozen=True):
 
     async def _run(self, url: str, env: Environment) -> int:
         async with fleet_at(url, self.deployment, env) as fleet:
-            return await _shown(fleet, self._object, self._show, as_json=self.json, watch=self.watch)
 
-    def _object(self, observed: ObservedFleet) -> Any:
-        return _nodes(observed)
+            async def look() -> list[NodeShown]:
+                return _nodes(fleet.observed)
 
-    def _show(self, screen: Screen, observed: ObservedFleet) -> None:
-        if observed.nodes:
-            show_nodes(screen, _nodes(observed), time.time())
-        if trouble := trouble_of(observed):
+            async def news() -> None:
+                await fleet.book.news(LOOK_S)
+
+            def show(screen: Screen, found: list[NodeShown]) -> None:
+                self._show(screen, fleet, found)
+
+            return await show_pages(look, show, news, as_json=self.json, watch=self.watch)
+
+    def _show(self, screen: Screen, fleet: FleetStore, found: list[NodeShown]) -> None:
+        if found:
+            show_nodes(screen, found, time.time())
+        if trouble := trouble_of(fleet.observed):
             screen.line(trouble, style="yellow")
 
 
 def _nodes(observed: ObservedFleet) -> list[NodeShown]:
     return [node_shown(one, lost=name in observed.record.lost) for name, one in sorted(observed.nodes.items())]
-
-
-async def _shown(
-    fleet: FleetStore, made: Callable[[ObservedFleet], Any], show: Show, *, as_json: bool, watch: bool
-) -> int:
-    """Show one page or, with `watch`, one for every change: on a terminal in place of the last, as JSON a line each."""
-    if not watch:
-        if as_json:
-            return show_json(made(fleet.observed))
-        show(Screen(), fleet.observed)
-        return 0
-    terminal, last = Terminal(), ""
-    moves = terminal.can_move and not as_json
-    while terminal.is_shown:
-        found = msgspec.json.encode(made(fleet.observed)).decode()
-        text = f"{found}\n" if as_json else _page(terminal, show, fleet.observed)
-        if last != (last := text if moves else found):  # only where one page replaces another, ages are worth one
-            write_out(CLEARED + text if moves else text)
-        await fleet.book.news(LOOK_S)
-    raise BrokenPipeError
-
-
-def _page(terminal: Terminal, show: Show, observed: ObservedFleet) -> str:
-    page = io.StringIO()
-    show(Screen(Terminal(page, terminal.width, Looks(terminal.colour, dumb=False))), observed)
-    return page.getvalue()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from holdfast.cli.deployments.words import age
 from holdfast.cli.fleet.observed import ObservedFleet
+from holdfast.cli.requests import WAITS, RequestRow
 from holdfast.cli.screen import Screen
 from holdfast.cli.terminal import Cell
 from holdfast.fleet.desired import Level
@@ -18,12 +19,23 @@ from holdfast.fleet.scaling import Scaling
 from holdfast.spec.engines import GIB
 
 MODELS = ("model", "name", "version", "desired", "hot", "warm", "floor", "age")
+MORE_OF_MODELS = ("state", "running", "waiting")  # of `-o wide`
 REPLICAS = ("replica", "node", "level", "phase", "running", "since", "version")
+MORE_OF_REPLICAS = ("requests",)
+REQUESTS_MAX = 4  # named for each replica; `get requests` lists all
+STATE_COLOURS = {"READY": "green", "BUSY": "green", "PROVISIONING": "yellow"}
 NODES = ("node", "device", "leased", "total", "replicas", "agent", "reported")
 COLOURS = {ReplicaPhase.READY: "green", ReplicaPhase.GONE: "red"}
 
 
 # -- for programs
+
+
+class RequestShown(msgspec.Struct, frozen=True, kw_only=True):
+    """A request on a replica."""
+
+    id: str
+    started_unix_s: float | None
 
 
 class ReplicaShown(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +50,7 @@ class ReplicaShown(msgspec.Struct, frozen=True, kw_only=True):
     since_unix_s: float
     health: str = "sound"  # of one that is up: "sound", "unchecked", "doubted", "unfit" or "away"
     ill_why: str = ""
+    requests: tuple[RequestShown, ...] | None = None  # those on it; None: no frontend was asked
 
 
 class ModelShown(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +75,10 @@ class ModelShown(msgspec.Struct, frozen=True, kw_only=True):
     autoscale: Scaling | None = None
     at_unix_s: float | None = None
     unmet: str = ""  # why a replica is missing
+    # BUSY: a replica runs a request; READY: one could; PROVISIONING: none serves, and one should; STOPPED: none should.
+    state: str = ""
+    running: int = 0  # requests on replicas, as nodes report them
+    waiting: int | None = None  # requests without a replica; None: no frontend was asked
     replicas: tuple[ReplicaShown, ...] = ()
 
 
@@ -83,13 +100,22 @@ class NodeShown(msgspec.Struct, frozen=True, kw_only=True):
     told_unix_s: float | None
 
 
-def model_shown(observed: ObservedFleet, key: str) -> ModelShown:
-    desired = observed.desired.get(key)
+def model_shown(observed: ObservedFleet, key: str, requests: Sequence[RequestRow] | None = None) -> ModelShown:
+    """Return a model as commands show it; `requests`: those of all models, if frontends were asked."""
+    desired, hot = observed.desired.get(key), len(observed.ready(key, Level.HOT))
+    own = [one for one in requests if one.model == (desired.name if desired else key)] if requests is not None else None
+    running = sum(one.running for one in observed.replicas(key))
+    if own is not None:
+        running = max(running, sum(one.state not in WAITS for one in own))
+    wanted = desired is not None and desired.model.hot > 0
     found: dict[str, Any] = {
-        "hot": len(observed.ready(key, Level.HOT)),
+        "state": "BUSY" if hot and running else "READY" if hot else "PROVISIONING" if wanted else "STOPPED",
+        "running": running,
+        "waiting": sum(one.state in WAITS for one in own) if own is not None else None,
+        "hot": hot,
         "warm": len(observed.ready(key, Level.WARM)),
         "unmet": observed.record.unmet.get(key, ""),
-        "replicas": tuple(map(_replica, observed.replicas(key))),
+        "replicas": tuple(_replica(one, own) for one in observed.replicas(key)),
     }
     return ModelShown(key=key, **found, **(_wanted(desired) if desired is not None else {}))
 
@@ -115,7 +141,7 @@ def _wanted(desired: DesiredModel) -> dict[str, Any]:
     }
 
 
-def _replica(one: Replica) -> ReplicaShown:
+def _replica(one: Replica, requests: Sequence[RequestRow] | None = None) -> ReplicaShown:
     return ReplicaShown(
         name=one.name,
         id=one.id,
@@ -128,7 +154,15 @@ def _replica(one: Replica) -> ReplicaShown:
         since_unix_s=one.since_s,
         health=str(one.health),
         ill_why=one.ill_why,
+        requests=tuple(_on_replica(one, requests)) if requests is not None else None,
     )
+
+
+def _on_replica(replica: Replica, requests: Sequence[RequestRow]) -> Iterator[RequestShown]:
+    """Yield the requests on a replica. Its processes' names end with its serial, which no other of its model has."""
+    for one in requests:
+        if one.replica.rpartition("-")[2] == str(replica.serial) and one.state not in WAITS:
+            yield RequestShown(id=one.id, started_unix_s=one.started)
 
 
 def node_shown(record: NodeRecord, *, lost: bool = False) -> NodeShown:
@@ -154,28 +188,36 @@ def _memory(name: str, memory: LeasedMemory) -> MemoryShown:
 # -- for people
 
 
-def show_models(screen: Screen, models: Sequence[ModelShown], now_s: float) -> None:
-    screen.terminal.table(MODELS, [_model_row(one, now_s) for one in models], right=("desired", "hot", "warm"))
+def show_models(screen: Screen, models: Sequence[ModelShown], now_s: float, *, wide: bool = False) -> None:
+    """Show the models, then their replicas; `wide`: also each model's state, and the requests on each replica."""
+    titles = (*MODELS, *MORE_OF_MODELS) if wide else MODELS
+    cells = [_model_row(one, now_s, wide=wide) for one in models]
+    screen.terminal.table(titles, cells, right=("desired", "hot", "warm", "running", "waiting"))
     for one in models:
         if one.unmet:
             screen.line(f"  {one.key}: {one.unmet}", style="yellow")
-    rows = [_replica_row(each, one.version, now_s) for one in models for each in one.replicas]
+    rows = [_replica_row(each, one.version, now_s, wide=wide) for one in models for each in one.replicas]
     if rows:
         screen.line()
-        screen.terminal.table(REPLICAS, rows, right=("running",))
+        screen.terminal.table((*REPLICAS, *MORE_OF_REPLICAS) if wide else REPLICAS, rows, right=("running",))
 
 
-def _model_row(one: ModelShown, now_s: float) -> list[Cell]:
+def _model_row(one: ModelShown, now_s: float, *, wide: bool) -> list[Cell]:
     if one.wanted is None or one.floor is None or one.at_unix_s is None:
         return [(one.key, ""), ("removed; its replicas leave", "yellow")]
     colour = "green" if one.hot == one.wanted else "yellow"
     told = (one.floor, "") if one.autoscale is None else (f"{one.floor}, autoscaled", "")
     counts: list[Cell] = [(str(one.wanted), ""), (str(one.hot), colour), (str(one.warm), "")]
     names: list[Cell] = [(one.key, ""), (one.name or "", ""), (one.version or "", "")]
-    return [*names, *counts, told, (age(now_s - one.at_unix_s), "")]
+    waiting = "–" if one.waiting is None else str(one.waiting)
+    state: list[Cell] = [(one.state, STATE_COLOURS.get(one.state, "")), (str(one.running), ""), (waiting, "")]
+    return [*names, *counts, told, (age(now_s - one.at_unix_s), ""), *(state if wide else ())]
 
 
-def _replica_row(one: ReplicaShown, version: str | None, now_s: float) -> list[Cell]:
+def _replica_row(one: ReplicaShown, version: str | None, now_s: float, *, wide: bool) -> list[Cell]:
+    requests = one.requests or ()
+    named = [f"{each.id} ({age(now_s - each.started_unix_s)})" for each in requests if each.started_unix_s is not None]
+    more = [f"and {len(named) - REQUESTS_MAX} more"] if len(named) > REQUESTS_MAX else []
     return [
         (one.name, ""),
         (" ".join((one.node, *one.devices)), ""),
@@ -186,6 +228,7 @@ def _replica_row(one: ReplicaShown, version: str | None, now_s: float) -> list[C
         (str(one.running), ""),
         (age(now_s - one.since_unix_s) if one.since_unix_s else "", ""),
         (one.version, "" if one.version == version else "yellow"),
+        *([(", ".join((*named[:REQUESTS_MAX], *more)), "")] if wide else ()),
     ]
 
 
