@@ -16,8 +16,7 @@ import msgspec
 
 from holdfast.roles.rolled import Rolled, Site
 from holdfast.roles.running import keep_up
-from holdfast.rollout.machine import RolloutState
-from holdfast.rollout.records import StateWriter
+from holdfast.rollout.records import OwnedRecord
 from holdfast.supervise.lock import take_lock
 
 
@@ -25,7 +24,7 @@ class Keeping(msgspec.Struct, frozen=True):
     """What a keeper is told."""
 
     site: Site
-    dies_at: int = 0  # this memory that it writes, of all of them; 0: never
+    dies_at: int = 0  # this write of a state or traffic record, of all of them; 0: never
 
 
 def tell(text: str) -> None:
@@ -37,18 +36,18 @@ async def shown(lack: str) -> None:
 
 
 def mortal(dies_at: int) -> None:
-    """From now on this process ends right after it has written that state, before it does what follows from it."""
-    write, written = StateWriter.write, 0
+    """From now on this process ends right after that write of a state or traffic record, before what follows."""
+    write, written = OwnedRecord.write, 0
 
-    async def counted(self: StateWriter, state: RolloutState) -> None:
+    async def counted(self: OwnedRecord, value: bytes) -> None:
         nonlocal written
-        before = self._held
-        await write(self, state)
-        written += self._held != before
+        before = self.held
+        await write(self, value)
+        written += self.held != before
         if written == dies_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    StateWriter.write = counted  # type: ignore[method-assign]
+    OwnedRecord.write = counted  # type: ignore[method-assign]
 
 
 def main(words: list[str]) -> None:

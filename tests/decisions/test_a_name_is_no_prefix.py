@@ -35,7 +35,8 @@ from holdfast.discovery.keys import (
 from holdfast.discovery.registry import Registry
 from holdfast.frontend.shedding import DeploymentLevel
 from holdfast.health.records import ControlRecord, HealthRecord, ReportRecord
-from holdfast.rollout.records import RolloutRouting, history_key, read_routing
+from holdfast.rollout.records import history_key
+from holdfast.rollout.traffic import RolloutRouting, read_routing
 from holdfast.routing.degradation import LevelRecord
 from holdfast.spec.jobs import Job
 from holdfast.spec.launch import FrontendLaunch, VaultLaunch, WorkerLaunch

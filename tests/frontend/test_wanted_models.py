@@ -12,9 +12,17 @@ import msgspec
 import pytest
 
 from holdfast.core.tasks import beside
+from holdfast.discovery.keys import ROLLOUTS, TRAFFIC
 from holdfast.fleet.records import FleetRecord, fleet_key
-from holdfast.frontend.process import _follow_fleet
+from holdfast.frontend.pages import StatusPages
+from holdfast.frontend.process import _follow_fleet, _follow_rollout
 from holdfast.frontend.wanted_models import WANTED_MAX, WantedModels, models_of
+from holdfast.rollout import machine
+from holdfast.rollout.machine import DesiredState, ReplicaState, RolloutState
+from holdfast.rollout.records import StateWriter
+from holdfast.rollout.revision import Revision
+from holdfast.rollout.traffic import encode_traffic
+from holdfast.spec.launch import FrontendLaunch
 from holdfast.store.contract import Deleted, Put, Snapshot
 from holdfast.streams.directory import NOT_KNOWN, MissingWorkers, ModelDirectory
 from holdfast.streams.roster import Roster
@@ -99,6 +107,38 @@ async def test_who_leaves_is_heard_of_and_what_cannot_be_read_changes_nothing(tm
         await store.delete(fleet_key("d"), BOUND_S)
         await until(lambda: len(heard) == 3, "its end")
     assert heard == [("d", (), "fleet"), ("d", ("d-m-1", "d-m-2"), "fleet"), ("d", (), "fleet")]
+
+
+async def test_a_rollout_is_followed_by_both_of_its_records(tmp_path: Path) -> None:
+    """Nothing is applied before both were read; an older supervisor's state counts, a newer one's record does, and what
+    cannot be read changes nothing."""
+    heard: list[tuple[str, ...]] = []
+    weights = SimpleNamespace(set_idle=lambda deployment, names: heard.append(tuple(names)))
+    roster = cast(Roster, SimpleNamespace(weights=weights))
+    directory = cast(ModelDirectory, SimpleNamespace(apply_policy=lambda deployment, policy: None))
+    pages = cast(StatusPages, SimpleNamespace(replaced=False))
+    settings = cast(FrontendLaunch, SimpleNamespace(deployment="d", name="d-w-0123abcd-2"))
+
+    def state(number: int) -> RolloutState:
+        part = ReplicaState(service="W", set_id="0123abcd", pair=(("W", "0123abcd"),), desired=DesiredState.DRAIN)
+        target = Revision(number=1, parts={})
+        return RolloutState(target=target, desired_number=1, began_s=1.0, replicas={f"W-{number}": part})
+
+    async with served_store(tmp_path) as (store,):
+        await StateWriter(store, "d").write(state(1))
+        async with beside(_follow_rollout(store, "d", roster, directory, pages, settings), "rollout"):
+            await until(lambda: heard == [("d-w-0123abcd-1",)], "the first word, which is whole")
+            await store.put(ROLLOUTS + "d", machine.encode(state(2)), BOUND_S)  # of an older supervisor
+            await until(lambda: heard[-1] == ("d-w-0123abcd-2",), "the older one's state")
+            assert pages.replaced
+            newer = machine.encode(state(3))[:-1] + b',"news":1}'
+            await store.put(ROLLOUTS + "d", newer, BOUND_S)
+            await store.put(TRAFFIC + "d", encode_traffic("d", state(3), newer), BOUND_S)
+            await until(lambda: heard[-1] == ("d-w-0123abcd-3",), "the newer one's record")
+            assert not pages.replaced
+            await store.delete(TRAFFIC + "d", BOUND_S)
+            await store.put(ROLLOUTS + "d", machine.encode(state(4)), BOUND_S)
+            await until(lambda: heard[-1] == ("d-w-0123abcd-4",), "the older one's again")
 
 
 def test_why_a_model_does_not_come_is_known_by_its_name_whatever_is_heard_first() -> None:

@@ -11,14 +11,13 @@ import pytest
 from msgspec import structs
 
 from holdfast.core.errors import UserError
-from holdfast.discovery.keys import DEPLOYMENTS, HISTORY, ROLLOUTS
+from holdfast.discovery.keys import DEPLOYMENTS, HISTORY, ROLLOUTS, TRAFFIC
 from holdfast.rollout import machine
 from holdfast.rollout.machine import DesiredState, ReplicaState, RolloutState
 from holdfast.rollout.records import (
     DesiredDeployment,
     OwnedElsewhere,
     RevisionResult,
-    RolloutRouting,
     StateWriter,
     add_to_history,
     applied,
@@ -30,11 +29,11 @@ from holdfast.rollout.records import (
     paused,
     read_desired,
     read_entry,
-    read_routing,
     resumed,
     write_entry,
 )
 from holdfast.rollout.revision import Part, Revision
+from holdfast.rollout.traffic import RolloutRouting, encode_traffic, read_routing, routing_of
 from holdfast.store.contract import VALUE_BYTES_MAX, Snapshot, Store, StoreUnavailable
 from tests.rigs.store.served import served_store
 from tests.rigs.worlds.rollout import part, revision
@@ -281,6 +280,77 @@ def test_who_gets_no_work_is_read_off_the_memory() -> None:
     assert said.idle == ("chat-worker-0123abcd-1", "chat-worker-0123abcd-13", "chat-worker-0123abcd-4")
     assert read_routing("chat", b"") == RolloutRouting()
     assert read_routing("chat", b"{}") is None
+
+
+async def stored_routing(store: Store) -> RolloutRouting | None:
+    """What a frontend reads off the store."""
+    state, traffic = [await store.get(key + "d", 5) or b"" for key in (ROLLOUTS, TRAFFIC)]
+    return read_routing("d", state, traffic)
+
+
+def draining(number: int) -> RolloutState:
+    return structs.replace(memory(number), replicas={"Worker-1": replica("0123abcd", DesiredState.DRAIN)})
+
+
+async def test_frontends_route_by_a_record_of_their_own(store: Store) -> None:
+    """It is written with the state, and counts although the state has a field that only a newer supervisor knows."""
+    await StateWriter(store, "d").write(draining(1))
+    routing = routing_of("d", draining(1))
+    assert routing.idle == ("d-worker-0123abcd-1",)
+    assert await stored_routing(store) == routing
+    newer = machine.encode(draining(2))[:-1] + b',"news":1}'
+    assert read_routing("d", newer) is None
+    written = await store.get(TRAFFIC + "d", 5)
+    assert written is not None
+    assert read_routing("d", newer, written) == routing, "between the two writes of a newer supervisor"
+    assert read_routing("d", newer, encode_traffic("d", draining(2), newer)) == routing
+    more = msgspec.json.encode({**msgspec.json.decode(written), "news": [1]})
+    assert read_routing("d", machine.encode(draining(1)), more) == routing, "unknown fields are ignored"
+
+
+async def test_an_older_supervisors_state_counts_beside_a_record_left_behind(store: Store) -> None:
+    """It writes the state and no traffic record: what a newer one left there counts no more."""
+    await StateWriter(store, "d").write(draining(1))
+    await store.put(ROLLOUTS + "d", machine.encode(memory(2)), 5)
+    assert await stored_routing(store) == routing_of("d", memory(2))
+    await store.delete(ROLLOUTS + "d", 5)
+    assert await stored_routing(store) == RolloutRouting()
+    assert read_routing("d", b"{}", b"{}") is None
+    assert read_routing("d", b"{}", b"[]") is None
+
+
+class Dying(Mute):
+    """A store whose client dies before its write number `lost`."""
+
+    async def swap(self, key: str, value: bytes, expected: bytes | None, timeout_s: float) -> bool:
+        self.lost -= 1
+        if self.lost <= 0:
+            raise StoreUnavailable("s", "dead", "")
+        return await self.store.swap(key, value, expected, timeout_s)
+
+
+@pytest.mark.parametrize("before", [1, 2])
+async def test_a_supervisor_killed_between_the_two_writes_is_made_up_for(store: Store, before: int) -> None:
+    """The next one writes what is missing, also if it has nothing new to say; frontends read one of the two states at
+    each moment."""
+    await StateWriter(store, "d").write(memory(1))
+    dying = StateWriter(Dying(store, before), "d")  # type: ignore[arg-type]
+    await dying.open(0.0)
+    with pytest.raises(StoreUnavailable):
+        await dying.write(draining(2))
+    state = draining(2) if before == 2 else memory(1)
+    assert await stored_routing(store) == routing_of("d", state)
+    overtaken = StateWriter(store, "d")
+    await overtaken.open(60.0)
+    following = StateWriter(store, "d")
+    assert await following.open(60.0) == state
+    await following.write(state)
+    assert await store.get(TRAFFIC + "d", 5) == encode_traffic("d", state, machine.encode(state))
+    await following.write(memory(4))
+    traffic = await store.get(TRAFFIC + "d", 5)
+    with pytest.raises(OwnedElsewhere):
+        await overtaken.write(draining(3))
+    assert await store.get(TRAFFIC + "d", 5) == traffic
 
 
 def replica(set_id: str, want: DesiredState = DesiredState.SERVE, *, counted: bool = True) -> ReplicaState:

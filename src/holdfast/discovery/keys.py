@@ -26,7 +26,8 @@ EXPECTED = "v1/expected/"  # + deployment/ + a name of the key: health.expectati
 FAULTS = "v1/faults/"  # + deployment/ + boot id/PCI address: health.records.DeviceRecord
 # The desired state and its rollouts (`rollout.records`). No lease.
 DEPLOYMENTS = "v1/deployments/"  # + deployment: the desired state
-ROLLOUTS = "v1/rollouts/"  # + deployment: the rollout's state
+ROLLOUTS = "v1/rollouts/"  # + deployment: the rollout's state, private to supervisors and commands
+TRAFFIC = "v1/traffic/"  # + deployment: rollout.traffic.TrafficRecord, for frontends
 HISTORY = "v1/history/"  # + deployment/ + revision: its outcome
 # The fleet (`fleet.records`). No lease.
 MODELS = "v1/models/"  # + deployment/ + the model's key: its desired state

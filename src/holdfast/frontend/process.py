@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.core.address import TcpAddress, parse_address
 from holdfast.core.errors import UserError
 from holdfast.core.ports import Network, World
-from holdfast.core.tasks import Tasks, done_within, first
+from holdfast.core.tasks import Tasks, beside, done_within, first
 from holdfast.core.tiers import key_tiers
 from holdfast.discovery.keys import (
     CARDS,
@@ -24,6 +24,7 @@ from holdfast.discovery.keys import (
     REFUSALS,
     ROLLOUTS,
     STANDBYS,
+    TRAFFIC,
     InstanceKey,
 )
 from holdfast.discovery.registry import Registry
@@ -42,9 +43,10 @@ from holdfast.frontend.request_tracker import AccessLog, RequestTracker
 from holdfast.frontend.requests import RequestsPage
 from holdfast.frontend.shedding import DeploymentLevel, DeploymentLevels
 from holdfast.frontend.wanted_models import WantedModels, models_of
-from holdfast.rollout.records import read_routing
+from holdfast.rollout.traffic import read_routing
 from holdfast.spec.launch import FrontendLaunch
 from holdfast.store.contract import Deleted, Lost, Put, Registration, Snapshot, Store, watch_key
+from holdfast.store.mirror import Mirror
 from holdfast.streams.directory import Loadings, ModelDirectory, SetPolicy
 from holdfast.streams.dispatcher import Dispatcher
 from holdfast.streams.roster import Roster
@@ -271,14 +273,22 @@ async def _follow_rollout(
     pages: StatusPages,
     settings: FrontendLaunch,
 ) -> None:
-    """Apply the rollout's record: which replicas get no work, and which sets stay."""
-    async for value in watch_key(store, ROLLOUTS + deployment):
-        rollout = read_routing(deployment, value or b"")
-        if rollout is not None:
-            directory.apply_policy(deployment, SetPolicy(rollout.staying, rollout.kept, rollout.inexact))
-            roster.weights.set_idle(deployment, rollout.idle)
-            if deployment == settings.deployment:
-                pages.replaced = settings.name in rollout.idle
+    """Apply the rollout's records: which replicas get no work, and which sets stay."""
+    keys = (ROLLOUTS + deployment, TRAFFIC + deployment)
+    mirror, before = Mirror(store, keys), None
+    async with beside(mirror.run(), f"rollout records of {deployment}"):
+        await mirror.whole.wait()  # one record without the other would be taken for an older supervisor's
+        while True:
+            mirror.news.clear()
+            state, traffic = (mirror.values.get(key, b"") for key in keys)
+            rollout = read_routing(deployment, state, traffic)
+            if rollout is not None and rollout != before:
+                before = rollout
+                directory.apply_policy(deployment, SetPolicy(rollout.staying, rollout.kept, rollout.inexact))
+                roster.weights.set_idle(deployment, rollout.idle)
+                if deployment == settings.deployment:
+                    pages.replaced = settings.name in rollout.idle
+            await mirror.news.wait()
 
 
 async def _follow_fleet(store: Store, deployment: str, roster: Roster, wanted: WantedModels) -> None:

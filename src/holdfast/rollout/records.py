@@ -18,7 +18,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from itertools import chain
 
 import msgspec
 from msgspec import Struct, field, structs
@@ -34,16 +33,17 @@ from holdfast.discovery.keys import (
     REFUSALS,
     ROLLOUT_STATUS,
     ROLLOUTS,
+    TRAFFIC,
     parse_key,
 )
 from holdfast.health.bounds import Count, Seconds, UnixS
 from holdfast.rollout import machine
-from holdfast.rollout.machine import DESIRED_RUNNING, DesiredState, RolloutPhase, RolloutState
+from holdfast.rollout.machine import RolloutPhase, RolloutState
 from holdfast.rollout.revision import Revision, revision_of
 from holdfast.rollout.status import RolloutReport
+from holdfast.rollout.traffic import encode_traffic
 from holdfast.spec.manifest.addresses import NO_DIGESTS
 from holdfast.spec.manifest.types import Manifest
-from holdfast.spec.names import namespace_of, pod_name
 from holdfast.store.contract import VALUE_BYTES_MAX, Snapshot, Store, StoreUnavailable, update_record
 
 # -- revisions and their results
@@ -303,7 +303,7 @@ async def forget(store: Store, name: str) -> None:
     found = [key for prefix in (HEALTH, REFUSALS) for key in await _under(store, prefix) if _owner(prefix, key) == name]
     for prefix in (f"{HISTORY}{name}/", f"{EXPECTED}{name}/", f"{FAULTS}{name}/"):
         found += await _under(store, prefix)
-    for key in (*found, LEVELS + name, ROLLOUTS + name, DEPLOYMENTS + name):
+    for key in (*found, LEVELS + name, TRAFFIC + name, ROLLOUTS + name, DEPLOYMENTS + name):
         await store.delete(key, TIMEOUT_S)
 
 
@@ -339,78 +339,66 @@ def read_entry(key: str, value: bytes) -> HistoryEntry | None:
         return None
 
 
-class RolloutRouting(Struct, frozen=True):
-    """What a rollout's written state tells frontends: pods by name, sets by namespace."""
-
-    idle: tuple[str, ...] = ()  # pods that get no work: they leave, or stand by
-    staying: frozenset[str] = frozenset()  # sets with a replica that has counted and serves, or drains
-    kept: frozenset[str] = frozenset()  # all sets that may have workers, now or again: others are gone for good
-    inexact: frozenset[str] = frozenset()  # sets in which streams of those may end
-
-
-def read_routing(name: str, data: bytes) -> RolloutRouting | None:
-    """Return what frontends route by. `data` b"": nothing is written. None: it cannot be read, and its reader continues
-    as before."""
-    try:
-        state = machine.decode(data) if data else machine.NOTHING
-    except (msgspec.DecodeError, ValueError):
-        return None
-    replicas, parts = state.replicas, state.target.parts.values()
-    idle = [(one, which) for which, one in replicas.items() if one.desired is not DesiredState.SERVE]
-    there = [
-        one.set_id
-        for one in replicas.values()
-        if one.desired is DesiredState.DRAIN or (one.desired in DESIRED_RUNNING and one.counted)
-    ]
-    known = [revision.sets.values() for revision in (state.target, state.stable) if revision is not None]
-    kept = {*chain(*known), *(one.set_id for one in replicas.values())}
-    return RolloutRouting(
-        tuple(f"{pod_name(name, one.service, one.set_id)}-{which.rpartition('-')[2]}" for one, which in idle),
-        frozenset(namespace_of(name, set_id) for set_id in there),
-        frozenset(namespace_of(name, set_id) for set_id in kept),
-        frozenset(namespace_of(name, part.set_id) for part in parts if part.inexact),
-    )
-
-
 class OwnedElsewhere(Exception):
     """Another supervisor carries this deployment's rollouts out."""
 
 
-class StateWriter:
-    """Writes the state of one deployment's rollouts, for the supervisor that carries them out."""
+class OwnedRecord:
+    """A key of the store that one process writes, by swap from what it read or wrote last."""
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: Store, key: str) -> None:
         self._store = store
-        self._key = ROLLOUTS + name
-        self._held: bytes | None = None
+        self.key = key
+        self.held: bytes | None = None
         self._sure: bytes | None = None  # on the store's disk, or read as we began: one that dies may fall back to it
         self._unsure: deque[bytes] = deque(maxlen=UNSURE_MAX)  # sent since, and perhaps there
+
+    async def open(self) -> bytes | None:
+        self.held = self._sure = await self._store.get(self.key, TIMEOUT_S)
+        return self.held
+
+    async def write(self, value: bytes) -> None:
+        """Return when it is on disk. OwnedElsewhere, if another wrote meanwhile; StoreUnavailable: it may be written
+        yet, and is to be tried again."""
+        if value == self.held and not self._unsure:
+            return
+        self._unsure.append(value)
+        while not await self._store.swap(self.key, value, self.held, TIMEOUT_S):
+            found = await self._store.get(self.key, TIMEOUT_S)
+            if found == self.held or (found != self._sure and (found is None or found not in self._unsure)):
+                raise OwnedElsewhere(f"{self.key} was written by another")
+            self.held = found  # our own, of which no answer came, or which the store lost before it was on its disk
+        self.held = self._sure = value
+        self._unsure.clear()
+
+
+class StateWriter:
+    """Writes the state of one deployment's rollouts, and what frontends route by, for the supervisor that carries them
+    out."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._name = name
+        self._state, self._traffic = OwnedRecord(store, ROLLOUTS + name), OwnedRecord(store, TRAFFIC + name)
 
     async def open(self, now_s: float) -> RolloutState:
         """Return the state that was written last, to continue from. UserError, if another version wrote it: everything
         stays as it is."""
-        self._held = self._sure = await self._store.get(self._key, TIMEOUT_S)
-        if self._held is None:
+        held = await self._state.open()
+        await self._traffic.open()
+        if held is None:
             return machine.NOTHING
         try:
-            return machine.restore(machine.decode(self._held), now_s)
+            return machine.restore(machine.decode(held), now_s)
         except (msgspec.DecodeError, ValueError) as error:
-            raise UserError(f"the store's {self._key} cannot be read: {error}") from error
+            raise UserError(f"the store's {self._state.key} cannot be read: {error}") from error
 
     async def write(self, state: RolloutState) -> None:
-        """Return when it is on disk. OwnedElsewhere, if another wrote meanwhile; StoreUnavailable: it may be written
-        yet, and is to be tried again."""
+        """Return when both records are on disk; raise as `OwnedRecord.write`. The state goes first, since its swap
+        tells whether another supervisor took over. A process that dies between the two has carried out nothing yet; the
+        next one writes the traffic record even if the state is the same."""
         value = machine.encode(state)
-        if value == self._held and not self._unsure:
-            return
-        self._unsure.append(value)
-        while not await self._store.swap(self._key, value, self._held, TIMEOUT_S):
-            found = await self._store.get(self._key, TIMEOUT_S)
-            if found == self._held or (found != self._sure and (found is None or found not in self._unsure)):
-                raise OwnedElsewhere(f"{self._key} was written by another")
-            self._held = found  # our own, of which no answer came, or which the store lost before it was on its disk
-        self._held = self._sure = value
-        self._unsure.clear()
+        await self._state.write(value)
+        await self._traffic.write(encode_traffic(self._name, state, value))
 
 
 def _encoded(record: DesiredDeployment | HistoryEntry) -> bytes:
