@@ -24,23 +24,32 @@ SIZE = 2
 
 
 class Mortal:
-    """Ends a rollout's carrying out after so many memories that it wrote: before anything of the last is done, or when
-    all of it is begun."""
+    """Ends a rollout's carrying out after so many memories that it wrote: before anything of the last is done (at every
+    second one before the traffic record is written), or when all of it is begun."""
 
     def __init__(self, rolling: RolloutController, step: int, *, begins: bool) -> None:
         self.is_dead = False
         self._left = step
-        self._writer, self._write = rolling._writer, rolling._writer.write
+        self._write = rolling._writer.write
         self._carries_on, self._keep_history = not begins, rolling._keep_history
+        self._state, self._write_traffic = rolling._writer._state, rolling._writer._traffic.write
+        self._before = self._state.held
+        self._between = not begins and step % 2 == 1
+        rolling._writer._traffic.write = self._writes_traffic  # type: ignore[method-assign]
         rolling._writer.write = self._writes  # type: ignore[method-assign]
         rolling._keep_history = self._keeps  # type: ignore[method-assign]
 
     async def _writes(self, state: RolloutState) -> None:
-        before = self._writer._held
+        self._before = self._state.held
         await self._write(state)
-        self._left -= self._writer._held != before
+        self._left -= self._state.held != self._before
         if self._left <= 0 and self._carries_on:
             await self._die()
+
+    async def _writes_traffic(self, value: bytes) -> None:
+        if self._between and self._left <= (self._state.held != self._before):
+            await self._die()
+        await self._write_traffic(value)
 
     async def _keeps(self, *what: object) -> object:
         if self._left <= 0:
