@@ -102,7 +102,7 @@ def test_two_downs_at_once_both_end_well(rig: UpRig) -> None:
     rig.started += both
     shown = ""
     for one in both:
-        out, said = one.communicate(timeout=START_S)
+        out, said = one.communicate(timeout=2 * START_S)
         assert (one.returncode, said) == (0, "")
         shown += out
     assert "worker-1 stopped" in shown

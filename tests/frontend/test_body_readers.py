@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.core.procfs import read_text
 from holdfast.frontend import large_bodies
 from holdfast.frontend.api.errors import ApiError
 from holdfast.testing.deployment import Deployment
@@ -23,8 +24,8 @@ COMPLETIONS = "/v1/completions"
 
 
 def children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    texts = [read_text(f"{task}/children") for task in Path(f"/proc/{pid}/task").iterdir()]
+    return [int(child) for text in texts for child in (text or "").split()]  # none: that thread has ended
 
 
 def readers(pid: int) -> list[int]:

@@ -84,24 +84,32 @@ async def test_what_is_ready_is_for_one_range_not_for_an_address(vault: Vault) -
         assert r.ready.blocks.start * r.hosted.geometry.block_bytes >= private_at > 0
 
 
-async def test_nothing_moves_under_a_running_canary(vault: Vault) -> None:
+async def test_nothing_moves_under_a_running_canary(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
     """A standby's canary computes in a thread while the vault's news may move what is mapped under it: a pool made by
     another is mapped after the canary under way has ended, even if whoever asked for it left."""
     active, standby = Rig(vault), Rig(vault, engine_id=1)
     memory = standby.engine.memory
+    began, gate = threading.Event(), threading.Event()
+
+    def hold_the_first(plan: StepPlan) -> None:
+        if not began.is_set():
+            began.set()
+            assert gate.wait(BOUND_S)
+
     async with rigs(active, standby):
         await active.load()
         await standby.load()
         before = memory.pool.mapping
+        on_launch(monkeypatch, hold_the_first)
         checking = asyncio.ensure_future(standby.engine.check())
-        while not memory.still.locked():
-            await asyncio.sleep(0)
+        assert await asyncio.to_thread(began.wait, BOUND_S)
         checking.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await checking
         assert memory.still.locked(), "the thread goes on, and what it reads must stay"
         await active.engine.wake(1)
-        assert memory.pool.mapping is before or not memory.still.locked()
+        assert memory.pool.mapping is before
+        gate.set()
         async with asyncio.timeout(BOUND_S):
             while memory.pool.mapping is before:
                 await asyncio.sleep(0.01)
