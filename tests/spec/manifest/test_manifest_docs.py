@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.spec.manifest.parts import EnvVar, Probe, Section
 from holdfast.spec.manifest.types import Manifest
+from holdfast.spec.manifest.v1beta1 import ComponentsManifest
 from holdfast.spec.settings import Setting, fields_of
 
 DOCS = Path(__file__).parents[3] / "docs" / "manifest.md"
@@ -63,8 +64,19 @@ def test_every_field_is_listed_as_it_is() -> None:
     assert listed == everything(), "\n".join(sorted(everything() - listed))
 
 
+def test_every_field_of_components_is_named() -> None:
+    """The table of v1beta1 has each field that services do not have."""
+    text = DOCS.read_text().partition("## Components")[2].partition("\n## ")[0]
+    old, new = (
+        {one.encode_name for part in parts(kind) for one in msgspec.structs.fields(part)}
+        for kind in (Manifest, ComponentsManifest)
+    )
+    assert sorted(name for name in new - old if name not in text) == []
+
+
 def test_every_idle_and_refused_field_is_named() -> None:
     """Who has such a field in a manifest finds it by its name."""
     text = DOCS.read_text()
-    names = {name for part in parts(Manifest) for name in (*part.idle, *part.refused)}
+    both = (*parts(Manifest), *parts(ComponentsManifest))
+    names = {name for part in both for name in (*part.idle, *part.refused)}
     assert sorted(name for name in names if f"`{name}`" not in text) == []

@@ -17,7 +17,7 @@ from holdfast.roles.devices import shows_gpus
 from holdfast.roles.small_files import read_small
 from holdfast.rollout.revision import revision_of
 from holdfast.spec.arguments import UsageError
-from holdfast.spec.manifest.checking import check
+from holdfast.spec.manifest.checking import check, text_of
 from holdfast.spec.manifest.rules import Rules
 from holdfast.spec.manifest.secrets import SecretSource
 from holdfast.spec.manifest.types import Manifest
@@ -75,7 +75,7 @@ def shaped(said: Said, more: Rules = (), hints: Rules = (), *, hushed: Collectio
     if checked.manifest is None:
         count = len(checked.problems)
         raise Refused(f"{said.name} cannot be used: {count} {'mistake' if count == 1 else 'mistakes'}")
-    return Written(said.data.decode(), checked.manifest)
+    return Written(text_of(said.data, checked.manifest), checked.manifest)
 
 
 def _read(file: Path) -> bytes:

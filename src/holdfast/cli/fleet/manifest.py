@@ -55,7 +55,7 @@ async def _is_fleet(url: str, name: str) -> bool:
 
 def models_in(said: Said, machine: Machine) -> tuple[Written, list[ModelText]]:
     """Return the manifest's models; Refused, after all mistakes were printed by line."""
-    written = shaped(said, rules_of_all(machine), hushed=(NO_FRONTEND,))
+    written = shaped(said, rules_of_all(machine), hushed=NO_FRONTEND)
     return written, each_of(written, machine)
 
 

@@ -44,7 +44,7 @@ OWN = {
     "resources.limits.gpu": "--devices",
     "failover.numShadows": "--standbys",
 }
-NO_FRONTEND = "spec.services"  # a fleet has frontends of its own
+NO_FRONTEND = ("spec.services", "spec.components")  # a fleet has frontends of its own
 UNKNOWN = "how much memory it takes on each device is not known"
 MEMORY_MENDS = {
     "torch": "say --kv-gib, if the model is on this machine, or --memory-gib",
@@ -93,7 +93,7 @@ class ModelText:
 
 def from_file(file: Path | None, machine: Machine) -> ModelText:
     """Read a model from a manifest; Refused, after all mistakes were printed by line."""
-    written = shaped(said_in("deploy", file), rules(machine), hushed=(NO_FRONTEND,))
+    written = shaped(said_in("deploy", file), rules(machine), hushed=NO_FRONTEND)
     return _made(written.text, written.manifest, machine)
 
 

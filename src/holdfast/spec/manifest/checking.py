@@ -15,8 +15,9 @@ import msgspec
 from holdfast.spec.arguments import nearest
 from holdfast.spec.manifest.parts import Section
 from holdfast.spec.manifest.rules import OF_ALL, OF_EACH, WARNINGS, Finding, Rules
-from holdfast.spec.manifest.types import API_VERSION, KIND, Manifest, Metadata, Service, Spec
-from holdfast.spec.manifest.yaml_text import SHOWN_MAX, Problem, YamlNode, in_order, inside, read
+from holdfast.spec.manifest.types import API_VERSION, API_VERSIONS, KIND, V1BETA1, Manifest, Metadata, Service, Spec
+from holdfast.spec.manifest.v1beta1 import Component, ComponentsManifest, as_v1alpha1, components_wrong, in_file
+from holdfast.spec.manifest.yaml_text import SHOWN_MAX, Problem, YamlNode, in_order, in_yaml, inside, plain, read
 from holdfast.spec.settings import Setting, fields_of
 
 P = TypeVar("P", bound=Section)
@@ -170,41 +171,77 @@ def check(data: bytes, more: Rules = (), hints: Rules = ()) -> Checked:
     if root is None:
         return Checked(None, in_order(problems))
     shaper = Shaper()
-    manifest = shaper.part(Manifest, root, "")
+    names = _components(root)
+    manifest = shaper.part(Manifest, root, "") if names is None else _from_components(shaper, root, names)
     unreadable = {(problem.line, problem.path) for problem in problems}
     problems += [problem for problem in shaper.problems if (problem.line, problem.path) not in unreadable]
     if _is_another(root):
         return Checked(None, in_order(one for one in problems if one.path in ("apiVersion", "kind")))
     warnings = shaper.warnings
-    problems += _problems_by(root, OF_EACH, manifest or _whole_services(root))
+    problems += _problems_by(root, names, OF_EACH, manifest or _whole_services(root, names))
     if manifest is not None:
-        problems += _problems_by(root, OF_ALL, manifest)
-        problems += _problems_by(root, more, manifest) if not problems else []
-        warnings += _problems_by(root, WARNINGS + hints, manifest)
+        problems += _problems_by(root, names, OF_ALL, manifest)
+        problems += _problems_by(root, names, more, manifest) if not problems else []
+        warnings += _problems_by(root, names, WARNINGS + hints, manifest)
     return Checked(None if problems else manifest, in_order(problems), in_order(warnings))
 
 
 def _is_another(root: YamlNode) -> bool:
     """Return True if both kind and API version are others, so that no field could be right."""
     said = root.value if isinstance(root.value, dict) else {}
-    known = {"apiVersion": API_VERSION, "kind": KIND}
-    return all(name in said and said[name].value not in (None, meant) for name, meant in known.items())
+    known = {"apiVersion": API_VERSIONS, "kind": (KIND,)}
+    return all(name in said and said[name].value not in (None, *meant) for name, meant in known.items())
 
 
-def _whole_services(root: YamlNode) -> Manifest:
-    """Return a manifest of the valid services, so that the rules between their fields are checked as well."""
-    node = root
-    for step in ("spec", "services"):
+def text_of(data: bytes, manifest: Manifest) -> str:
+    """Return the text to store of a checked file: its own, or for components the same manifest with services."""
+    said = plain(data.decode())
+    return in_yaml(as_v1alpha1(said, manifest)) if said["apiVersion"] == V1BETA1 else data.decode()
+
+
+def _components(root: YamlNode) -> list[str] | None:
+    """Return the names of the components of a v1beta1 manifest, in their order; None: it is of the other version."""
+    if _inner(root, "apiVersion").value != V1BETA1:
+        return None
+    nodes = _inner(root, "spec", "components").value
+    return [str(_inner(one, "name").value) for one in nodes] if isinstance(nodes, tuple) else []
+
+
+def _from_components(shaper: Shaper, root: YamlNode, names: list[str]) -> Manifest | None:
+    found = shaper.part(ComponentsManifest, root, "")
+    if found is None:
+        return None
+    wrong = list(components_wrong(found.spec.components))
+    shaper.problems += [_placed(root, in_file(finding, names)) for finding in wrong]
+    return found.manifest if not wrong else None
+
+
+def _inner(node: YamlNode, *steps: str) -> YamlNode:
+    for step in steps:
         inner = node.value.get(step) if isinstance(node.value, dict) else None
-        node = inner or YamlNode(None, root.line)
-    named = node.value.items() if isinstance(node.value, dict) else ()
-    shaped = {name: Shaper().part(Service, one, "") for name, one in named}
-    services = {name: service for name, service in shaped.items() if service is not None}
+        node = inner or YamlNode(None, node.line)
+    return node
+
+
+def _whole_services(root: YamlNode, names: list[str] | None) -> Manifest:
+    """Return a manifest of the valid services, so that the rules between their fields are checked as well."""
+    services: dict[str, Service] = {}
+    if names is None:
+        node = _inner(root, "spec", "services").value
+        for name, one in node.items() if isinstance(node, dict) else ():
+            if (service := Shaper().part(Service, one, "")) is not None:
+                services[name] = service
+    else:
+        nodes = _inner(root, "spec", "components").value
+        for one in nodes if isinstance(nodes, tuple) else ():
+            if (component := Shaper().part(Component, one, "")) is not None:
+                services[component.name] = component.service
     return Manifest(API_VERSION, KIND, Metadata("x"), Spec(services))
 
 
-def _problems_by(root: YamlNode, rules: Rules, manifest: Manifest) -> list[Problem]:
-    return [_placed(root, finding) for rule in rules for finding in rule(manifest)]
+def _problems_by(root: YamlNode, names: list[str] | None, rules: Rules, manifest: Manifest) -> list[Problem]:
+    found = (finding for rule in rules for finding in rule(manifest))
+    return [_placed(root, finding if names is None else in_file(finding, names)) for finding in found]
 
 
 def _placed(root: YamlNode, finding: Finding) -> Problem:
@@ -217,7 +254,7 @@ def _placed(root: YamlNode, finding: Finding) -> Problem:
         if isinstance(inner, dict) and step in inner:
             node = inner[str(step)]
             line = node.line
-        elif isinstance(inner, tuple) and isinstance(step, int):
+        elif isinstance(inner, tuple) and isinstance(step, int) and step < len(inner):
             node = inner[step]
             line = node.line
         else:

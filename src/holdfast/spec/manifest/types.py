@@ -20,7 +20,7 @@ from holdfast.spec.manifest.parts import (
 from holdfast.spec.manifest.typed import ControlBlock, FrontendBlock, TypedSettings, WorkerBlock
 from holdfast.spec.settings import about
 
-API_VERSION = "nvidia.com/v1alpha1"
+API_VERSION, V1BETA1 = API_VERSIONS = ("nvidia.com/v1alpha1", "nvidia.com/v1beta1")
 KIND = "DynamoGraphDeployment"
 FRONTEND, PLANNER, WORKER = COMPONENT_TYPES = ("frontend", "planner", "worker")
 ROLES = {FRONTEND: "frontend", PLANNER: "control", WORKER: "worker"}
@@ -29,17 +29,17 @@ SERVICES_MAX = 25  # the limit of the CRD
 SHADOWS_MAX = 8  # each is a whole engine, and one suffices to survive one crash
 
 _WORD = (r"[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?", "1 to 30 of a-z, 0-9 and '-', with no '-' at either end")
-_COUNT = (r"[0-9]{1,4}", 'a whole number, e.g. "1"')
+COUNT_FORM = (r"[0-9]{1,4}", 'a whole number, e.g. "1"')
 _COUNT_OR_SHARE = (r"[0-9]{1,4}|(100|[0-9]{1,2})%", 'a whole number or a share, e.g. 1 or "25%"')
-_LOCK = (
+LOCK_FORM = (
     r"/.+|flock:///.+|lock\+unix:///.+|lock\+tcp://[^/]+:[0-9]+|etcd://[^/]+:[0-9]+/.+",
     "/path, flock:///path, lock+unix:///path, lock+tcp://host:port or etcd://host:port/key",
 )
-_MODEL = (r"[^\x00-\x20\x7f][^\x00-\x1f\x7f]{0,199}", "1 to 200 characters without control characters")
+MODEL_FORM = (r"[^\x00-\x20\x7f][^\x00-\x1f\x7f]{0,199}", "1 to 200 characters without control characters")
 
 
 class Limits(Section, frozen=True):
-    gpu: Annotated[str, about("GPUs per replica; its engines share them.", like=_COUNT, number=True)] = "0"
+    gpu: Annotated[str, about("GPUs per replica; its engines share them.", like=COUNT_FORM, number=True)] = "0"
 
     idle: ClassVar[Names] = dict.fromkeys(("cpu", "memory", "gpuType", "custom"), CLUSTER)
     refused: ClassVar[Refusals] = {"nvidia.com/gpu": ("a service's GPUs are called gpu", "write gpu in its place")}
@@ -55,7 +55,7 @@ class Failover(Section, frozen=True):
     enabled: Annotated[bool, about("Run standby engines, with the memory in a vault.")]
     num_shadows: Annotated[int, about("Number of standby engines.", min=0, max=SHADOWS_MAX)] = 1
     lock: Annotated[
-        str, about("Lock that elects the active engine (empty: a file shared within the pod).", like=or_none(_LOCK))
+        str, about("Lock that elects the active engine (empty: a file shared within the pod).", like=or_none(LOCK_FORM))
     ] = ""
 
     idle: ClassVar[Names] = {"mode": "all engines of a failover group are in one pod"}
@@ -136,7 +136,7 @@ class Service(Section, frozen=True):
     sub_component_type: Annotated[str, about("Kind of worker, e.g. prefill or decode.", like=or_none(_WORD))] = ""
     replicas: Annotated[int, about("Number of replicas.", min=0, max=REPLICAS_MAX)] = 1
     model_name: Annotated[
-        str, about("Model name that clients use (default: the model's own).", like=or_none(_MODEL))
+        str, about("Model name that clients use (default: the model's own).", like=or_none(MODEL_FORM))
     ] = ""
     canary_prompts: Annotated[
         tuple[CanaryQuestion, ...], about("Known-answer prompts with which control checks the workers.")
@@ -230,7 +230,7 @@ class Spec(Section, frozen=True):
     }
     refused: ClassVar[Refusals] = {
         "restart": ("it is an action, not a desired state", "change what should run, or use `holdfast rollout`"),
-        "components": ("that is nvidia.com/v1beta1", f"write them as services, as {API_VERSION} has them"),
+        "components": (f"that is {V1BETA1}", f"write them as services, or apiVersion: {V1BETA1}"),
     }
 
 
@@ -249,14 +249,11 @@ class Metadata(Section, frozen=True):
     refused: ClassVar[Refusals] = {"generateName": ("a deployment has a name", "use name")}
 
 
-_OTHER_VERSIONS = {"nvidia.com/v1beta1": "write its components as services, by name"}
 _OTHER_KINDS = {"List": "one file is one manifest; `holdfast get NAME -o yaml` writes one"}
 
 
 class Manifest(Section, frozen=True):
-    api_version: Annotated[
-        str, about("The version of the manifest format.", choices=(API_VERSION,), mends=_OTHER_VERSIONS)
-    ]
+    api_version: Annotated[str, about("The version of the manifest format.", choices=API_VERSIONS)]
     kind: Annotated[str, about("The kind of the manifest.", choices=(KIND,), mends=_OTHER_KINDS)]
     metadata: Annotated[Metadata, about("The deployment's name.")]
     spec: Annotated[Spec, about("The desired state of the deployment.")]
