@@ -36,7 +36,7 @@ def queued_ms(head: bytes) -> int:
 @pytest.fixture
 def one_place() -> Iterator[Deployment]:
     """Its only worker has one place; requests may wait long."""
-    with Deployment(workers=1, sim=SIM, frontend={"holds": {"queue_s": 200.0}}) as started:
+    with Deployment(workers=1, sim=SIM, frontend={"holds": {"queue_s": 200.0, "hold_s": 200.0}}) as started:
         yield started
 
 
@@ -72,6 +72,19 @@ def test_a_client_that_asks_reads_its_place_and_its_worker(one_place: Deployment
         head = plain.until(b"data: ")
         assert queued_ms(head) >= waited_ms, "it waited all the while"
         assert b"\n: " not in head
+
+
+def test_a_request_for_a_model_without_a_worker_reads_how_it_waits_and_where_it_is_sent(one_place: Deployment) -> None:
+    """First for its worker, which was killed before the request came; then it is sent to the next one."""
+    one_place.kill("worker-0")
+    one_place.wait_until(lambda: one_place.health()["status"] == "no_worker", "the frontend to notice")
+    with Raw(one_place.port) as asks:
+        asks.post(CHAT, chat(stream=True), PROGRESS)
+        head = asks.until(b": provisioning position=1 model=holdfast-sim waited_s=")
+        assert b"HTTP/1.1 200" in head
+        one_place.start_worker("worker-1")
+        answer = asks.until(b"data: [DONE]")
+    assert answer.count(b": dispatched worker=worker-1 waited_s=") == 1
 
 
 def test_a_refusal_keeps_its_status_unless_a_comment_went_out(impatient: Deployment) -> None:

@@ -20,8 +20,9 @@ from holdfast.frontend.requests import HTML_LISTED_MAX, ModelActivity, RequestsL
 from holdfast.store.contract import Put, Store
 from holdfast.streams.flight import RequestState
 from holdfast.testing.deployment import Deployment
+from holdfast.testing.rig import free_port
 from tests.rigs.frontend.pending_models import CHAT, _in_store, get, requests
-from tests.rigs.frontend.raw_http import Raw, chat
+from tests.rigs.frontend.raw_http import Raw, chat, one_more_frontend
 
 SIM: dict[str, Any] = {"ttft_ms": 5, "tpot_ms": 50.0, "concurrency": 1, "queue": 0, "context_tokens_max": 65_536}
 LONG = chat(stream=True, max_tokens=60_000, ignore_eos=True)
@@ -173,13 +174,16 @@ def _commands_agree(deployment: Deployment, running: str) -> None:
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_a_frontend_that_does_not_answer_is_named(one_place: Deployment) -> None:
-    """The command ends in time, with what the others said: here there is none."""
-    one_place.signal("frontend", signal.SIGSTOP)
-    try:
-        found = told(one_place, "-o", "json")
-    finally:
-        one_place.signal("frontend", signal.SIGCONT)
-    assert found["rows"] == []
+    """The command ends in time, with what the others said."""
+    with one_more_frontend(one_place, "other", free_port(), {}) as port, Raw(port) as raw:
+        raw.post(CHAT, LONG, named("at the other"))
+        raw.until(b"data: ")
+        one_place.signal("frontend", signal.SIGSTOP)
+        try:
+            found = told(one_place, "-o", "json")
+        finally:
+            one_place.signal("frontend", signal.SIGCONT)
+    assert [(row["frontend"], row["state"]) for row in found["rows"]] == [("other", "RUNNING")]
     assert [note.startswith("frontend did not answer") for note in found["notes"]] == [True]
 
 
