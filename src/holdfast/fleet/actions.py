@@ -47,7 +47,7 @@ def replica_name(model: str, serial: int) -> str:
     return f"ModelActor:{model}:r{serial}"
 
 
-class Action(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Action(Struct, frozen=True, kw_only=True):
     """One order about one replica."""
 
     verb: Verb
@@ -99,7 +99,7 @@ class PendingAction(Struct, frozen=True, forbid_unknown_fields=True):
     overdue: bool = False
 
 
-class Tries(Struct, frozen=True, forbid_unknown_fields=True):
+class Tries(Struct, frozen=True):
     """How often in a row something failed, and when last."""
 
     failed: Count

@@ -23,14 +23,14 @@ from holdfast.health.records import Demand
 WHY_CHARS_MAX = 300  # of a reason that is kept: what fits into a line or two
 
 
-class LeasedMemory(Struct, frozen=True, forbid_unknown_fields=True):
+class LeasedMemory(Struct, frozen=True):
     """The memory of a device or a host: in all, and what its vaults have granted, by owner."""
 
     total_bytes: int
     leases: Mapping[str, int] = {}
 
 
-class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Node(Struct, frozen=True, kw_only=True):
     name: str
     alive: bool = True
     devices: Mapping[str, LeasedMemory] = {}
@@ -58,7 +58,7 @@ class Health(StrEnum):
     AWAY = "away"  # no engine of it leads: it cannot answer at all
 
 
-class Replica(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Replica(Struct, frozen=True, kw_only=True):
     model: str
     version: str = ""
     serial: Count

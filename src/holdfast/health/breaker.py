@@ -29,11 +29,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Meta
 
+from holdfast.core.enums import OpenIntEnum
 from holdfast.core.errors import Code
 from holdfast.core.ports import DeadlineReached
 from holdfast.health.bounds import Count, UnixS
@@ -58,7 +59,7 @@ JITTER_MAX = 0.2
 CANARY_S = 60.0
 
 
-class BreakerState(IntEnum):
+class BreakerState(OpenIntEnum):
     """The breaker's state. The numbers are the metric's values."""
 
     CLOSED = 0  # clients' requests are admitted

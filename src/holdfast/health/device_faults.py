@@ -25,11 +25,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
+from holdfast.core.enums import OpenStrEnum
 
-class Severity(StrEnum):
+
+class Severity(OpenStrEnum):
     """What a fault means for the workers on the device."""
 
     FATAL = "fatal"  # the device is gone, or its memory holds wrong bytes: streams move now

@@ -54,7 +54,8 @@ def unfitness_of(causes: Mapping[str, str], heard_s: float) -> int | None:
     sent; 0 before the first canary of its load."""
     if HealthCause.UNCHECKED in causes and not heard_s:
         return None
-    each = [UNFITNESS[HealthCause(cause)] for cause in causes]
+    # A cause of a newer version may be as bad as a wrong answer.
+    each = [UNFITNESS[HealthCause(cause)] if cause in UNFITNESS else WRONG for cause in causes]
     return None if None in each else max((one for one in each if one is not None), default=NONE)
 
 

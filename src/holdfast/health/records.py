@@ -1,6 +1,7 @@
 """The stored records of workers' health: control's verdicts, devices' faults, and the frontends' reports.
 
-Always true: a `HealthRecord` is enough to act on a verdict and to continue from it; a report's counts only grow while
+Always true: a `HealthRecord` is enough to act on a verdict and to continue from it, also one with states and causes of
+a newer version: its weight counts; a report's counts only grow while
 its frontend lives, so that the next report makes up for a missed one.
 """
 
@@ -14,7 +15,7 @@ from holdfast.health import breaker, canary
 from holdfast.health.bounds import Count, Seconds, UnixS
 from holdfast.health.device_faults import DeviceFault, Severity, device_address
 from holdfast.health.history import WorkerError
-from holdfast.health.standing import DeviceReport, HealthStatus, WorkerStanding
+from holdfast.health.standing import DeviceReport, WorkerStanding
 
 STREAMS_MAX = 1_000_000  # of one frontend on one worker: more than it has descriptors
 
@@ -41,12 +42,6 @@ class HealthRecord(msgspec.Struct, frozen=True, kw_only=True):
     errors: tuple[WorkerError, ...] = ()  # its last ones, the oldest first
     at_unix_s: UnixS = 0.0  # when it was written
     by: str = ""  # the control that wrote it
-
-    def __post_init__(self) -> None:
-        """Raise ValueError while decoding if a state is unknown (of a newer version, or corrupt): readers then ignore
-        the record instead of failing later."""
-        breaker.BreakerState(self.breaker.state)
-        HealthStatus(self.standing.status)
 
     @property
     def weight(self) -> float:

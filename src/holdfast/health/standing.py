@@ -34,11 +34,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Meta
 
+from holdfast.core.enums import OpenIntEnum
 from holdfast.core.ports import DeadlineReached
 from holdfast.health.bounds import Count, UnixS
 from holdfast.health.breaker import BreakerClosed, BreakerOpened
@@ -60,7 +61,7 @@ UNCHECKED = "not checked since it was loaded"
 LAST_RESORT = "it serves because too few others can"
 
 
-class HealthStatus(IntEnum):
+class HealthStatus(OpenIntEnum):
     """The health of a worker. The numbers are the metric's values; `URGENCY` orders them from best to worst."""
 
     HEALTHY = 0

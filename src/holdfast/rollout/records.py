@@ -17,11 +17,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from enum import StrEnum
 
 import msgspec
 from msgspec import Struct, field, structs
 
+from holdfast.core.enums import OpenStrEnum
 from holdfast.core.errors import UserError
 from holdfast.discovery.keys import (
     DEPLOYMENTS,
@@ -52,7 +52,7 @@ from holdfast.store.contract import VALUE_BYTES_MAX, Snapshot, Store, StoreUnava
 KEPT = 10  # revisions, as a cluster keeps
 
 
-class RevisionResult(StrEnum):
+class RevisionResult(OpenStrEnum):
     """What became of a revision."""
 
     ROLLING = "rolling out"

@@ -6,10 +6,10 @@ Always true: every phase has its line, and says what it waits for where it waits
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 
 from msgspec import Struct, field
 
+from holdfast.core.enums import OpenStrEnum
 from holdfast.rollout.machine import (
     DESIRED_RUNNING,
     DesiredState,
@@ -25,7 +25,7 @@ from holdfast.rollout.machine import (
 )
 
 
-class RolloutResult(StrEnum):
+class RolloutResult(OpenStrEnum):
     """Whether what was asked for is there; a command that waits ends with any but `UNDER_WAY` and `PAUSED`."""
 
     DONE = "done"

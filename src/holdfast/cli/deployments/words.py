@@ -49,7 +49,7 @@ def state_of(seen: Seen) -> str:
         return REPLACING
     if seen.report is None or (seen.report.state is RolloutResult.DONE and not seen.report.is_done):
         return STATES[RolloutResult.UNDER_WAY]
-    return STATES[seen.report.state]
+    return STATES.get(seen.report.state, seen.report.state)  # as it is, if a newer version wrote it
 
 
 def row(seen: Seen, now_s: float) -> list[Cell]:
