@@ -2,7 +2,7 @@
 
 All at once: from nothing, when every replica has to be placed; and at rest, as a controller does that has just started;
 of smaller fleets, too, with as many replicas to a node. Then change by change, by a planner that is kept up: replicas
-crash on so many nodes at once, and others are placed.
+crash on so many nodes at once, and others are placed. At last half of the nodes are drained at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from statistics import median
 
 from bench.prove import Row
 from holdfast.fleet.actions import Action, Verb
-from holdfast.fleet.desired import Level, Model
+from holdfast.fleet.desired import Cordon, Level, Model
 from holdfast.fleet.observed import LeasedMemory, Node, Observed, Replica, ReplicaPhase
 from holdfast.fleet.planner import Planner, plan
 
@@ -151,17 +151,37 @@ def incrementally() -> Row:
     return {"nothing_changed_ms": ms(nothing_s), "one_node_changed_ms": one_ms, "by_nodes_changed": incremental}
 
 
+def drained() -> Row:
+    """What a pass costs after half of all nodes were drained: nothing comes to them, and no replica leaves before its
+    replacement is there."""
+    models, nodes = fleet(1)
+    planner = Planner()
+    planner.view.load(models, settled(nodes, plan(models, Observed(nodes=nodes), 1000.0).actions, 1000.0))
+    planner.plan(2000.0)
+    leaving = sorted(nodes)[: NODES // 2]
+    began_s = time.process_time()
+    for name in leaving:
+        planner.view.set_cordon(name, Cordon())
+    found = planner.plan(2000.0)
+    took_s = time.process_time() - began_s
+    assert found.actions, "nothing is replaced"
+    assert all(one.verb is Verb.PLACE and one.node not in planner.view.cordons for one in found.actions)
+    return {"half_drained_ms": ms(took_s), "half_drained_placed": len(found.actions)}
+
+
 def run() -> Row:
     by_replicas = [whole(share) for share in SHARES]
-    all_of_it = by_replicas[-1]
+    all_of_it, half_drained = by_replicas[-1], drained()
+    longest_s = max(all_of_it["place_all_s"], all_of_it["at_rest_s"], half_drained["half_drained_ms"] / 1000)
     return {
         **all_of_it,
         "models": MODELS,
         "nodes": NODES,
         "by_replicas": by_replicas,
         **incrementally(),
+        **half_drained,
         "bound": f"a pass over everything at most {PASS_S_MAX:g} s of CPU",
-        "met": max(all_of_it["place_all_s"], all_of_it["at_rest_s"]) <= PASS_S_MAX,
+        "met": longest_s <= PASS_S_MAX,
     }
 
 

@@ -19,9 +19,9 @@ from holdfast.control.status_page import ControlView
 from holdfast.control.worker_probe import WorkerProbe
 from holdfast.core.tasks import first
 from holdfast.discovery.keys import REPORTS
-from holdfast.fleet.desired import Model
+from holdfast.fleet.desired import Cordon, Model
 from holdfast.fleet.planner import FORGET_S, GRACE_S, WAITED_FOR, ModelLoad
-from holdfast.fleet.records import FleetRecord, desired_key, fleet_key, node_key, orders_key
+from holdfast.fleet.records import FleetRecord, cordon_key, desired_key, fleet_key, node_key, orders_key
 from holdfast.fleet.scaling import Scaling
 from holdfast.health.records import Demand, ReportRecord
 from holdfast.testing.waiting import BOUND_S, until
@@ -267,6 +267,21 @@ def test_requests_that_waited_before_the_model_was_desired_count() -> None:
     assert feed.controller._view.demand == {"m": Demand(2, 1.0)}
     feed.feed({desired_key("d", "m"): values[desired_key("d", "m")]}, 12.0)
     assert feed.controller._view.demand == {}
+
+
+def test_a_cordon_that_cannot_be_read_changes_nothing_or_lets_replicas_stay() -> None:
+    """One that was known stays as it was; for a control that begins, the node takes nothing new and nothing leaves."""
+    key, other = cordon_key("d", "n0"), cordon_key("dd", "n0")
+    feed = fleet_feed.FleetFeed("d", "k")
+    feed.begin({key: b"{}", other: b"{}"}, 10.0)
+    assert feed.controller._view.cordons == {"n0": Cordon()}
+    feed.feed({key: b"{", other: b"{}"}, 11.0)
+    assert feed.controller._view.cordons == {"n0": Cordon()}
+    feed.feed({}, 12.0)
+    assert feed.controller._view.cordons == {}
+    again = fleet_feed.FleetFeed("d", "k")
+    again.begin({key: b"{"}, 10.0)
+    assert again.controller._view.cordons == {"n0": Cordon(drain=False)}
 
 
 async def test_what_a_fleet_does_is_counted_and_told(process: StoreProcess, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.fleet.actions import Tries
-from holdfast.fleet.desired import Level
+from holdfast.fleet.desired import Cordon, Level
 from holdfast.fleet.records import FleetRecord, Orders
 from holdfast.fleet.room import HOST
 from holdfast.fleet.scaling import Scaling
@@ -69,6 +69,15 @@ class Story:
 
     def do_unwant(self, key: str) -> None:
         self.place.unwant(key)
+
+    def do_drain(self, node: str) -> None:
+        self.place.cordon(node, Cordon(by="ops@desk"))
+
+    def do_cordon(self, node: str) -> None:
+        self.place.cordon(node, Cordon(drain=False))
+
+    def do_uncordon(self, node: str) -> None:
+        self.place.cordon(node, None)
 
     def do_unread(self, key: str) -> None:
         """The desired model is in the store, and cannot be read."""
@@ -201,6 +210,7 @@ class Story:
         tries = {subject: one.failed for subject, one in found.tries.items()}
         parts: Mapping[str, object] = {"by": found.by, "serials": found.serials, "tries": tries, "idle": found.idle}
         parts = {**parts, "unmet": found.unmet, "hopeless": found.hopeless, "lost": found.lost, "whys": found.whys}
+        parts = {**parts, "cordoned": found.cordoned}
         return ", ".join(f"{name} {value}" for name, value in parts.items() if value) or "empty"
 
 

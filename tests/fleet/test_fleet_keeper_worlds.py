@@ -15,7 +15,7 @@ import pytest
 from msgspec import structs
 
 from holdfast.fleet import planner
-from holdfast.fleet.desired import Level, Model
+from holdfast.fleet.desired import Cordon, Level, Model
 from holdfast.fleet.planner import GRACE_S
 from holdfast.fleet.records import FleetRecord
 from holdfast.fleet.scaling import Scaling
@@ -97,6 +97,12 @@ class Weather(Storm):
         for keeper in self.world.keepers:
             keeper.controller.on_store_back(self.world.now_s)
 
+    def befall_cordon(self) -> None:
+        """A node is cordoned or drained, or used again; it may be one that is not there."""
+        name = self.rng.choice([*self.world.machines, "n9"])
+        used = name in self.world.cordons or self.rng.random() < 0.3
+        self.world.cordon(name, None if used else Cordon(drain=self.rng.random() < 0.8))
+
     # -- then it is quiet
 
     def calm_down(self) -> None:
@@ -141,7 +147,7 @@ class Weather(Storm):
         super().check(model)
 
 
-Weather.events = ["crash", "reboot", "away", "back", "store", "new_node", "deploy", "scale", "remove"]
+Weather.events = ["crash", "reboot", "away", "back", "store", "new_node", "deploy", "scale", "remove", "cordon"]
 Weather.events += ["crash", "back", "scale"]  # more often than the others
 
 

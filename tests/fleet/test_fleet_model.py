@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec import structs
 
 from holdfast.fleet.actions import Action
-from holdfast.fleet.desired import Level, Model
+from holdfast.fleet.desired import Cordon, Level, Model
 from holdfast.fleet.room import HOST
 from tests.rigs.worlds.fleet_node import Machine
 from tests.rigs.worlds.fleet_storms import Storm
@@ -112,6 +112,11 @@ class FleetModel(RuleBasedStateMachine):
                 machine.reboot()
             if noticed:
                 self.world.planner.view.mark_lost(name)
+
+    @rule(name=NODES, drain=st.sampled_from([True, True, False, None]))
+    def cordon(self, name: str, drain: bool | None) -> None:
+        """An operator cordons or drains a node, or lets it be used again (None)."""
+        self.world.cordon(name, None if drain is None else Cordon(drain=drain))
 
     @rule()
     def back(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import structs
 
 from holdfast.fleet.actions import Action, Verb
-from holdfast.fleet.desired import Level, Model
+from holdfast.fleet.desired import Cordon, Level, Model
 from holdfast.fleet.observed import Health
 from holdfast.fleet.room import HOST
 from tests.rigs.transcripts import must_go_as_written, stories
@@ -113,6 +113,16 @@ class Story:
 
     def do_back(self, node: str) -> None:
         self.world.machines[node].near = self.world.machines[node].changed = True
+
+    def do_drain(self, node: str) -> None:
+        """An operator drains a node; `cordon` lets its replicas stay."""
+        self.world.cordon(node, Cordon())
+
+    def do_cordon(self, node: str) -> None:
+        self.world.cordon(node, Cordon(drain=False))
+
+    def do_uncordon(self, node: str) -> None:
+        self.world.cordon(node, None)
 
     def do_drop(self, verb: str) -> None:
         """The next message of that kind is lost."""

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from tests.rigs.worlds.fleet_storms import Rollouts, play
+from tests.rigs.worlds.fleet_storms import Drains, Rollouts, play
 
 SEED = int(os.environ.get("HOLDFAST_TEST_SEED", "0")) % 1_000_000
 EACH = 100
@@ -40,6 +40,22 @@ def test_worlds_of_rollouts_replace_replicas() -> None:
     counts = sum((play(number, Rollouts) for number in range(10)), Counter[str]())
     assert counts["outdated WARM"] > 0
     assert counts["outdated HOT"] > 0
+
+
+@pytest.mark.parametrize("part", ROLLED)
+def test_nothing_comes_to_a_cordoned_node_and_a_drained_one_empties(part: int) -> None:
+    """What serves on a drained node, or is kept WARM there, leaves when another has come; at rest only what fits
+    nowhere else is left there."""
+    for number in range(EACH):
+        play(SEED + part * EACH + number, Drains)
+
+
+def test_worlds_of_drains_move_replicas() -> None:
+    """The test above would show nothing if no replica were moved, or if all stayed. These worlds are fixed."""
+    counts = sum((play(number, Drains) for number in range(10)), Counter[str]())
+    assert counts["drained HOT"] > 0
+    assert counts["drained WARM"] > 0
+    assert counts["elsewhere"] > counts["stay"] > 0
 
 
 @pytest.mark.parametrize("seed", BROKE)

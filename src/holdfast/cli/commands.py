@@ -221,6 +221,15 @@ COMMANDS = (
         "fleet.change:Evict",
     ),
     Command(
+        "drain",
+        FLEET,
+        "Move all replicas of a node to other nodes, so that the node can be stopped without losing a request.\n\n"
+        "The node takes no new replicas from then on, even if it leaves and joins again; `--undo` uses it again. Each "
+        "replica is replaced first, and leaves when its replacement serves. A replica that fits on no other node stays "
+        "and serves. Exit status: 0 once the node is empty, 1 if it is not after `--timeout`; the drain then goes on.",
+        "fleet.drain:Drain",
+    ),
+    Command(
         "node join",
         FLEET,
         "Join a fleet with this machine. Ctrl-C drains its replicas and leaves the fleet.\n\n"

@@ -13,14 +13,17 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.core.errors import UserError
-from holdfast.discovery.keys import MODELS, NODES, ORDERS, REPORTS
+from holdfast.discovery.keys import CORDONS, MODELS, NODES, ORDERS, REPORTS
+from holdfast.fleet.desired import Cordon
 from holdfast.fleet.planner import FleetController
 from holdfast.fleet.records import DesiredModel, FleetRecord, NodeRecord, Orders, fleet_key, read
 from holdfast.health.records import Demand, ReportRecord
 
 log = logging.getLogger("holdfast.control")
 
-T = TypeVar("T", DesiredModel, NodeRecord, Orders, FleetRecord)
+T = TypeVar("T", DesiredModel, Cordon, NodeRecord, Orders, FleetRecord)
+
+UNREAD_CORDON = Cordon(drain=False)  # one that cannot be read: the node takes nothing new, and nothing leaves it
 
 
 class Overtaken(Exception):
@@ -35,7 +38,8 @@ class FleetFeed:
         self.record_key = fleet_key(deployment)
         own = f"{deployment}/"
         self.desired, self.nodes, self.orders, self._reports = MODELS + own, NODES + own, ORDERS + own, REPORTS + own
-        self.prefixes = (self.record_key, self.orders, self.desired, self.nodes, self._reports)
+        self._cordons = CORDONS + own
+        self.prefixes = (self.record_key, self.orders, self.desired, self.nodes, self._cordons, self._reports)
         self._fed: dict[str, bytes] = {}
         self.controller = FleetController(deployment, by)
         self.held: dict[str, bytes] = {}  # record and orders as stored, from what was read and written since
@@ -61,6 +65,11 @@ class FleetFeed:
             {key.removeprefix(self.nodes): one for key, one in nodes.items() if one is not None},
             now_s,
             unread=[key.removeprefix(self.nodes) for key, one in nodes.items() if one is None],
+            cordons={
+                key.removeprefix(self._cordons): _read(Cordon, key, found[key]) or UNREAD_CORDON
+                for key in found
+                if key.startswith(self._cordons)
+            },
         )
         for key in [key for key, one in models.items() if one is None]:
             self.controller.desired_unreadable(key.removeprefix(self.desired))
@@ -112,6 +121,10 @@ class FleetFeed:
                 self.controller.node_unreadable(name, now_s)
             else:
                 self.controller.on_node_record(name, record, now_s)
+        elif key.startswith(self._cordons):
+            cordon = None if value is None else _read(Cordon, key, value)
+            if value is None or cordon is not None:
+                self.controller.set_cordon(key.removeprefix(self._cordons), cordon)
         else:
             self.controller.on_frontend_report(key.removeprefix(self._reports), _demand(value))
 

@@ -33,6 +33,7 @@ HISTORY = "v1/history/"  # + deployment/ + revision: its outcome
 MODELS = "v1/models/"  # + deployment/ + the model's key: its desired state
 ORDERS = "v1/orders/"  # + deployment/ + node: the node's orders
 FLEETS = "v1/fleets/"  # + deployment: its controller's persistent state
+CORDONS = "v2/cordons/"  # + deployment/ + node: fleet.desired.Cordon
 KILLS = "v1/kills/"  # + a token, for seconds: streams.kills.KillRequest; + /peer, leased: streams.kills.KillAnswer
 # Leased.
 REPORTS = "v1/reports/"  # + deployment/ + the frontend's peer name: health.records.ReportRecord

@@ -8,22 +8,23 @@ A replica is counted once, by its name, whether its action or its effect or both
 is not alive is lost: it is missing, and if its node comes back there is one too many.
 
 Requests end first: a HOT replica that serves is only ever told to drain, and leaves when nothing runs on it or its
-requests have had their time. An outdated one (of another version, or evicted by name) leaves when enough serve without
-it, one more than desired being started for that; one below a floor of WARM when enough are HOT or WARM without it. What
-has no traffic, because it is WARM or never came up, is stopped.
+requests have had their time. One that is to be replaced, for whichever `Cause`, leaves when enough serve without it:
+one more than desired is started for that, or a quarter of them where the version is not the cause. One below a floor of
+WARM leaves when enough are HOT or WARM without it. What has no traffic, because it is WARM or never came up, is
+stopped; but on a drained node it stays until another takes its part.
 
 A replica that is up and does not serve (`Replica.health`) leaves before any other, and no other leaves because it is
 there. When control asks for another in its place, or past a bound (`unfit_s`), it is missing: one without a leading
-engine has failed and is stopped; one that could still answer is replaced as an outdated one is, and the last of them
-stays until its replacement has come.
+engine has failed and is stopped; one that could still answer is replaced, and the last of them stays until its
+replacement has come.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
 from holdfast.fleet.actions import COMING, COPY_S, LEAVING, PendingAction, Tries, Verb, replica_name, subject_of
@@ -33,6 +34,17 @@ from holdfast.health.records import Demand
 
 IDLE_STEP_S = 60.0  # replicas that are idle since the same minute count as equally idle, and the smaller one leaves
 FEWER = "fewer are wanted"
+SURGE_SHARE = 4  # one in so many of a model is replaced at a time: the rest serves if the replacements turn out bad
+
+
+class Cause(StrEnum):
+    """Why a replica is to be replaced, or ended; the first that holds."""
+
+    UNWANTED = "its model is not wanted any more"
+    EVICTED = "an operator evicted it"
+    VERSION = "it is of another version"
+    DRAINED = "its node is drained"
+    UNFIT = "it does not serve"
 
 
 class Need(IntEnum):
@@ -73,6 +85,7 @@ class ModelCount:
 
     key: str
     model: Model | None
+    replaced: dict[int, Cause] = field(default_factory=dict)  # serials of replicas that must not stay, and why
     intents: list[Intent] = field(default_factory=list)
     drained: list[Replica] = field(default_factory=list)  # to be demoted or stopped now
     draining: list[Replica] = field(default_factory=list)  # to be so when their requests have ended
@@ -146,9 +159,12 @@ def count_replicas(
     demand: Demand | None,
     now_s: float,
     hysteresis: Hysteresis,
+    is_drained: Callable[[str], bool],
 ) -> ModelCount:
-    """Count one model from its own replicas and actions. `model` None: it is no longer desired."""
-    return _Counter(key, model, replicas, pending, nodes, tries, now_s, hysteresis).run(demand)
+    """Count one model from its own replicas and actions. `model` None: it is no longer desired. `is_drained`: whether
+    the replicas of a node are to be replaced on others."""
+    counter = _Counter(key, model, replicas, pending, nodes, tries, now_s, hysteresis)
+    return counter.run(demand, is_drained)
 
 
 class _Counter:
@@ -176,14 +192,16 @@ class _Counter:
         self.running = 0
         self.demoting = 0  # replicas on their way to WARM
 
-    def run(self, demand: Demand | None) -> ModelCount:
-        for one in self.replicas:
-            if self._is_alive(one.node):
-                self._count(one)
+    def run(self, demand: Demand | None, is_drained: Callable[[str], bool]) -> ModelCount:
+        there = [one for one in self.replicas if self._is_alive(one.node)]
+        causes = ((one.serial, self._cause(one, is_drained)) for one in there)
+        self.count.replaced = {serial: cause for serial, cause in causes if cause is not None}
+        for one in there:
+            self._count(one)
         self._count_not_observed()
         if self.model is None:
             for one in (*self.hot, *self.warm):
-                self._remove(one, "its model is not wanted any more")
+                self._remove(one, Cause.UNWANTED)
             return self.count
         count, waits = self.count, demand is not None and demand.waiting > 0
         count.waiting_since_s = demand.since_unix_s if demand is not None and waits else 0.0
@@ -277,18 +295,27 @@ class _Counter:
             if action.level is Level.HOT:
                 self.count.hot_on[action.node] += 1
 
-    def _is_wanted(self, one: Replica) -> bool:
-        return self.model is not None and one.version == self.model.version and one.serial not in self.model.going
+    def _cause(self, one: Replica, is_drained: Callable[[str], bool]) -> Cause | None:
+        """Return why a replica is to be replaced; None: it may stay."""
+        if self.model is None:
+            return Cause.UNWANTED
+        if one.serial in self.model.going:
+            return Cause.EVICTED
+        if one.version != self.model.version:
+            return Cause.VERSION
+        if is_drained(one.node):
+            return Cause.DRAINED
+        return Cause.UNFIT if self._is_unfit(one) else None
 
     def _is_current(self, one: Replica) -> bool:
-        """Return True if it may stay; one evicted by name or unfit is replaced as one of another version is."""
-        return self._is_wanted(one) and not self._is_unfit(one)
+        """Return True if it may stay."""
+        return one.serial not in self.count.replaced
 
     def _why_replaced(self, one: Replica) -> str:
-        if self._is_wanted(one):
-            return self._unfit_reason(one) if self.model is not None and self.model.hot else FEWER
-        is_sent = self.model is not None and one.serial in self.model.going
-        return "it is to go, by a person's word" if is_sent else "it is of another version"
+        cause = self.count.replaced[one.serial]
+        if cause is not Cause.UNFIT:
+            return cause
+        return self._unfit_reason(one) if self.model is not None and self.model.hot else FEWER
 
     def _is_unfit(self, one: Replica) -> bool:
         due_s = unfit_s(one, self.model, self.hysteresis)
@@ -312,13 +339,11 @@ class _Counter:
         others = [one for one in self.hot if not self._is_current(one)]
         count.outdated_hot = sorted((one for one in others if one.is_up), key=least_fit_first)
         serving_outdated = [one for one in count.outdated_hot if one.serves]
-        for one in others:
-            if one not in count.outdated_hot and not self._may_come_up(model, one):  # it is not up yet
-                self._remove(one, self._why_replaced(one))
         have = len(new) + self.coming[Level.HOT]
+        self._remove_unready(model, [one for one in others if not one.is_up], have + len(count.outdated_hot))
         missing = max(0, model.hot - have)
         if count.outdated_hot:
-            missing = min(missing, max(0, model.hot + 1 - have - len(count.outdated_hot)))
+            missing = min(missing, max(0, model.hot + self._surge(model) - have - len(count.outdated_hot)))
         places = range(have, have + missing)
         # While others of the model serve, none is the first.
         count.needs = [self._need(model, place, place + len(serving_outdated), asked=asked) for place in places]
@@ -334,11 +359,29 @@ class _Counter:
         self._count_warm(model, have)
         self._keep_floor(model, have, serving)
 
+    def _remove_unready(self, model: Model, outdated: list[Replica], others: int) -> None:
+        """Remove replicas that are to be replaced and are not up yet. On a drained node one goes on as long as it is
+        needed beside `others`: there may be no room anywhere else."""
+        outdated = [one for one in outdated if not self._may_come_up(model, one)]
+        moving = [one for one in outdated if self.count.replaced[one.serial] is Cause.DRAINED]
+        leaving = [one for one in outdated if one not in moving]
+        for one in (*leaving, *moving[: max(0, others + len(moving) - model.hot)]):
+            self._remove(one, self._why_replaced(one))
+
+    def _surge(self, model: Model) -> int:
+        """Return how many more than desired may be started to replace others."""
+        asked = sum(self.count.replaced[one.serial] is not Cause.VERSION for one in self.count.outdated_hot)
+        return max(1, min(asked, model.hot // SURGE_SHARE))
+
     def _keep_last(self, there: list[Replica]) -> None:
         """Note the replica that only its health would remove, if it is the only one that can answer."""
         answering = [one for one in there if one.health is not Health.AWAY and one.serial not in self._decided()]
-        if len(answering) == 1 and self._is_wanted(answering[0]) and not answering[0].serves:
+        if len(answering) == 1 and not answering[0].serves and self._is_blameless(answering[0]):
             self.count.last_answering = answering[0].serial
+
+    def _is_blameless(self, one: Replica) -> bool:
+        """Return True if neither an operator nor another version wants it to leave."""
+        return self.count.replaced.get(one.serial) not in (Cause.EVICTED, Cause.VERSION)
 
     def _need(self, model: Model, place: int, others: int, *, asked: bool) -> Need:
         """Return the need of the replica at that place among its model's, with so many others; the first matters
@@ -414,7 +457,7 @@ class _Counter:
         others = [one for one in self.warm if not self._is_current(one)]
         count.outdated_warm = [one for one in others if one.phase is ReplicaPhase.READY]
         for one in others:
-            if one.phase is not ReplicaPhase.READY:
+            if one.phase is not ReplicaPhase.READY and count.replaced[one.serial] is not Cause.DRAINED:
                 self._remove(one, self._why_replaced(one))
         demoting = self.demoting + len(count.drained) + len(count.draining)
         own = have + len(warm) + self.coming[Level.WARM] + demoting

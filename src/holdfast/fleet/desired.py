@@ -1,4 +1,5 @@
-"""The desired state of one model: how many replicas, at which level, and where. Plain data, checked as it is made.
+"""The desired state of one model: how many replicas, at which level, and where; and of one node. Plain data, checked
+as it is made.
 
 A replica is at one of three *levels*. HOT: on its devices, serving. WARM: its weights in host memory, its engine asleep
 or gone. COLD: on disk, which is no replica any more. `wanted` is how many should be HOT now, as an operator or the
@@ -14,7 +15,7 @@ from enum import IntEnum
 
 from msgspec import Struct
 
-from holdfast.health.bounds import Count
+from holdfast.health.bounds import Count, UnixS
 
 REPLICAS_MAX = 10_000  # of one model: more is probably a mistake
 DEVICES_MAX = 64  # of one replica, all on one node
@@ -87,6 +88,14 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def may_be_on(self, node: str) -> bool:
         return not self.nodes or node in self.nodes
+
+
+class Cordon(Struct, frozen=True, kw_only=True):
+    """The desired state of a node that takes no new replicas."""
+
+    drain: bool = True  # the replicas that it has are replaced on other nodes; False: they stay
+    at: UnixS = 0.0  # when it was written
+    by: str = ""  # the user and machine that wrote it
 
 
 def problems(model: Model) -> list[str]:

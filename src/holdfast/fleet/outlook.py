@@ -8,7 +8,7 @@ and never makes a model hopeless for waiting requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import Struct
 
@@ -91,25 +91,32 @@ def unhealthy_outlook(trouble: str, missing: ModelOutlook | None, is_coming: boo
 class NodeKinds:
     """The kinds of nodes of a fleet: of two thousand alike one is looked at."""
 
-    def __init__(self, nodes: Mapping[str, Node]) -> None:
-        self._nodes = nodes
+    def __init__(self, nodes: Mapping[str, Node], cordons: Collection[str] = ()) -> None:
+        self._nodes, self._cordons = nodes, cordons
         self._is_any_there = any(node.alive for node in nodes.values())
-        kinds = {_shape(node): node for node in nodes.values()}
+        kinds = {(name in cordons, *_shape(node)): node for name, node in nodes.items()}
         self._alike = list(kinds.values())
 
     def without_room(self, model: Model, why: str) -> ModelOutlook:
         """Return the outlook of a model for which there is no room; `why`: in the planner's words."""
         nodes, none = self._for(model)
-        if none or any(_holds(node, model) for node in nodes):
-            return ModelOutlook(none or why)
+        fitting = [node.name for node in nodes if _holds(node, model)]
+        if none or fitting:
+            return ModelOutlook(none or self._if_drained(fitting) or why)
         return ModelOutlook(too_large(nodes, model) or why, hopeless=True)
 
     def without_host(self, model: Model, why: str) -> ModelOutlook:
         """Return the outlook of a model whose floor of WARM no host has memory for."""
         nodes, none = self._for(model)
-        if none or any(_hosts(node, model) for node in nodes):
-            return ModelOutlook(none or why)
+        fitting = [node.name for node in nodes if _hosts(node, model)]
+        if none or fitting:
+            return ModelOutlook(none or self._if_drained(fitting) or why)
         return ModelOutlook(_host_too_small(nodes, model) or why)
+
+    def _if_drained(self, fitting: list[str]) -> str:
+        """Return the reason if all nodes that could hold a replica are drained; "": another could."""
+        names = [name for name in fitting if name in self._cordons]
+        return f"only drained nodes could hold it: {', '.join(names)}" if len(names) == len(fitting) else ""
 
     def _for(self, model: Model) -> tuple[list[Node], str]:
         """Return the nodes that a model may be on, or one of each kind; and why none of them is there, if none is."""

@@ -13,9 +13,9 @@ no floor needs are stopped, the oldest and smallest first; the drained one waits
 had time.
 
 Always true: nothing is given that a lease, a replica, a pending action or another placement of this pass has; a replica
-that serves is only ever told to drain; a replica whose need is KEPT is never evicted. A replica that is to come has
-taken its room before the next one is placed; what a leaving replica holds counts as room for later at once, as it will
-in the next pass when its action is pending, and counts once.
+that serves is only ever told to drain; a replica whose need is KEPT is never evicted; no replica comes to a cordoned
+node. A replica that is to come has taken its room before the next one is placed; what a leaving replica holds counts as
+room for later at once, as it will in the next pass when its action is pending, and counts once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from holdfast.fleet.actions import ASK_S, COPY_S, Action, Verb, node_subject, replica_name, subject_of
-from holdfast.fleet.counts import IDLE_STEP_S, ModelCount, Need, Victim, unfit_s
+from holdfast.fleet.counts import IDLE_STEP_S, Cause, ModelCount, Need, Victim, unfit_s
 from holdfast.fleet.desired import Hysteresis, Level, Model
 from holdfast.fleet.observed import Replica, ReplicaPhase
 from holdfast.fleet.room import HOST, FleetRoom, NodeRoom, is_stuck
@@ -65,7 +65,7 @@ class PlanPass:
 
     def may_place_on(self, count: ModelCount, model: Model, node: str) -> bool:
         fits = not model.per_node_max or self.hot_on(count, node) < model.per_node_max
-        return fits and model.may_be_on(node) and self.may_retry(node_subject(node))
+        return fits and node not in self.view.cordons and model.may_be_on(node) and self.may_retry(node_subject(node))
 
     def may_retry(self, subject: str) -> bool:
         """Return False while the back-off after the last failure lasts."""
@@ -306,8 +306,9 @@ class Placement:
         for one in (one for one in count.outdated_hot if one.serial != count.last_answering):
             more = self.planned.held_bytes(one)
             devices = self.room.nodes[one.node].devices_later(model.devices, model.device_bytes, more)
-            if devices and model.may_be_on(one.node) and self.planned.may_retry(node_subject(one.node)):
-                is_unfit = one.version == model.version and one.serial not in model.going
+            may_be = one.node not in self.view.cordons and model.may_be_on(one.node)
+            if devices and may_be and self.planned.may_retry(node_subject(one.node)):
+                is_unfit = count.replaced[one.serial] is Cause.UNFIT
                 why = "its replacement takes its place" if is_unfit else "the next version needs its place"
                 self.planned.take_down(Verb.DRAIN, one.model, one.serial, one.node, why)
                 self.planned.take_later(model, one.node, devices)
@@ -463,7 +464,7 @@ class HostPlacement:
                 ways += [(enough, name, there[:enough])] if enough is not None else []
         _, name, leavers = min(ways, default=(0, "", []))
         if not ways:
-            leavers = [one for one in count.outdated_warm if one.serial in model.going][:1]
+            leavers = [one for one in count.outdated_warm if count.replaced[one.serial] is Cause.EVICTED][:1]
         for one in leavers:
             self.planned.take_down(Verb.STOP, one.model, one.serial, one.node, "another one needs its place")
         if ways:

@@ -34,7 +34,7 @@ from msgspec import Struct, structs
 from holdfast.fleet import scaling
 from holdfast.fleet.actions import COMING, LEAVING, Action, PendingAction, Verb, subject_of
 from holdfast.fleet.counts import ModelCount, Victim, count_replicas
-from holdfast.fleet.desired import HYSTERESIS, Hysteresis, Level, Model
+from holdfast.fleet.desired import HYSTERESIS, Cordon, Hysteresis, Level, Model
 from holdfast.fleet.observed import WHY_CHARS_MAX, Health, Observed, Replica, ReplicaPhase
 from holdfast.fleet.outlook import ModelOutlook, NodeKinds, start_failed, unhealthy_outlook
 from holdfast.fleet.placement import FAILED, NO_HOST, NO_ROOM, Placement
@@ -70,11 +70,15 @@ class Plan(Struct, frozen=True):
 
 
 def plan(
-    models: Iterable[Model], observed: Observed, now_s: float, hysteresis: Hysteresis = HYSTERESIS
+    models: Iterable[Model],
+    observed: Observed,
+    now_s: float,
+    hysteresis: Hysteresis = HYSTERESIS,
+    cordons: Mapping[str, Cordon] = {},
 ) -> Plan:
     """Return the actions that bring the observed state to the desired state, computed from scratch."""
     planner = Planner(hysteresis)
-    planner.view.load(models, observed)
+    planner.view.load(models, observed, cordons)
     return planner.plan(now_s)
 
 
@@ -128,7 +132,9 @@ class Planner:
             return
         residents = view.on_node.get(name, {}).values()
         asked = [pending.action for pending in view.pending_on.get(name, {}).values()]
-        self._room.put(room_of(node, residents, asked, owners_leaving(residents, asked, view.tries)))
+        room = room_of(node, residents, asked, owners_leaving(residents, asked, view.tries))
+        room.cordoned = name in view.cordons
+        self._room.put(room)
 
     def _count_model(self, key: str, now_s: float) -> None:
         view = self.view
@@ -147,6 +153,7 @@ class Planner:
             view.demand.get(key),
             now_s,
             self._hysteresis,
+            view.is_drained,
         )
         self._counts[key] = count
         if count.intents or not count.is_settled:
@@ -384,6 +391,7 @@ class FleetController:
         nodes: Mapping[str, NodeRecord],
         now_s: float,
         unread: Collection[str] = (),
+        cordons: Mapping[str, Cordon] = {},
     ) -> None:
         """Continue from what is stored. `unread`: nodes whose record cannot be read."""
         self._record, self._orders = record, dict(orders)
@@ -393,7 +401,7 @@ class FleetController:
         pending = {action.id: PendingAction(action, overdue=overdue) for action, overdue in asked}
         # Times of a clock that is ahead of this one would delay retries.
         tries = {subject: structs.replace(one, at_s=min(one.at_s, now_s)) for subject, one in record.tries.items()}
-        self._view.load((), Observed(pending=pending, tries=tries, serials=record.serials))
+        self._view.load((), Observed(pending=pending, tries=tries, serials=record.serials), cordons)
         for key, one in desired.items():
             self.set_desired(key, one)
         self._heartbeats.begin(orders, nodes, unread, now_s)
@@ -427,6 +435,16 @@ class FleetController:
         """Keep a model as it is: its desired state cannot be read."""
         if key not in self._desired:
             self._unread.add(key)
+
+    def set_cordon(self, node: str, cordon: Cordon | None) -> None:
+        """Set a node's desired state; None: it takes replicas, and keeps those that it has."""
+        before = self._view.cordons.get(node)
+        self._view.set_cordon(node, cordon)
+        if cordon is None and before is not None:
+            self._event("uncordoned", f"node {node} is used again")
+        elif cordon is not None and (before is None or before.drain is not cordon.drain):
+            does = "is drained: its replicas are replaced on other nodes" if cordon.drain else "takes no new replicas"
+            self._event("cordoned", f"node {node} {does}" + (f" ({cordon.by})" if cordon.by else ""))
 
     def on_node_record(self, name: str, record: NodeRecord | None, now_s: float) -> None:
         """Apply a node's record; None: it was removed."""
@@ -624,7 +642,7 @@ class FleetController:
             if why == FAILED and tries is not None:
                 found[key] = start_failed(tries, self._whys.get(key, ""))
             elif why in (NO_ROOM, NO_HOST) and key in view.models:
-                kinds = kinds or NodeKinds(view.nodes)
+                kinds = kinds or NodeKinds(view.nodes, view.cordons)
                 found[key] = (kinds.without_room if why == NO_ROOM else kinds.without_host)(view.models[key], why)
             else:
                 found[key] = ModelOutlook(why)
@@ -704,6 +722,7 @@ class FleetController:
             lost=tuple(sorted(name for name, node in self._view.nodes.items() if not node.alive)),
             stands=tuple(sorted(key for key, one in self._outlooks.items() if one.stands)),
             whys=dict(self._whys),
+            cordoned=tuple(sorted(self._view.cordons)),
         )
 
     def _version(self, action: Action) -> str:

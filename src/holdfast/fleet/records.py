@@ -1,8 +1,8 @@
 """The stored records of a fleet: desired models, nodes, the orders of each node, and the controller's own record.
 
-Commands write desired models and nothing else. A node's agent writes its own record, leased, whole and in order. The
-one controller writes orders and, before them, the fleet's record: the serials it has used, what failed, and, for
-frontends, which replicas get no new requests and why a model has no worker.
+Commands write desired models and cordons, and nothing else. A node's agent writes its own record, leased, whole and in
+order. The one controller writes orders and, before them, the fleet's record: the serials it has used, what failed, and,
+for frontends, which replicas get no new requests and why a model has no worker.
 
 Always true: a desired model is changed only from what was read, so that of two concurrent changes the second sees the
 first. Orders and the fleet's record have one writer: a controller that finds another's name there orders nothing more.
@@ -17,9 +17,9 @@ import msgspec
 from msgspec import Struct
 
 from holdfast.core.errors import UserError
-from holdfast.discovery.keys import FLEETS, MODELS, NODES, ORDERS
+from holdfast.discovery.keys import CORDONS, FLEETS, MODELS, NODES, ORDERS
 from holdfast.fleet.actions import Action, Tries
-from holdfast.fleet.desired import Model
+from holdfast.fleet.desired import Cordon, Model
 from holdfast.fleet.observed import Node, Replica
 from holdfast.fleet.scaling import Scaling
 from holdfast.health.bounds import Count, UnixS
@@ -73,9 +73,10 @@ class FleetRecord(Struct, frozen=True, kw_only=True):
     lost: tuple[str, ...] = ()  # nodes that did not report in time: their last report does not count
     stands: tuple[str, ...] = ()  # of those: replicas are up, none serves, and no other comes
     whys: Mapping[str, str] = {}  # models that failed to start, and why they last did
+    cordoned: tuple[str, ...] = ()  # nodes whose cordon the controller knows of: orders after this obey it
 
 
-T = TypeVar("T", DesiredModel, NodeRecord, Orders, FleetRecord)
+T = TypeVar("T", DesiredModel, Cordon, NodeRecord, Orders, FleetRecord)
 
 
 def desired_key(deployment: str, model: str) -> str:
@@ -84,6 +85,10 @@ def desired_key(deployment: str, model: str) -> str:
 
 def node_key(deployment: str, node: str) -> str:
     return f"{NODES}{deployment}/{node}"
+
+
+def cordon_key(deployment: str, node: str) -> str:
+    return f"{CORDONS}{deployment}/{node}"
 
 
 def orders_key(deployment: str, node: str) -> str:

@@ -27,10 +27,11 @@ HOST = ""  # as a device's name
 class NodeRoom:
     """One node's memory, by device; `HOST` is the host's."""
 
-    __slots__ = ("devices", "free", "later", "leaving", "name")
+    __slots__ = ("cordoned", "devices", "free", "later", "leaving", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.cordoned = False  # no replica is placed here, whatever is free
         self.free: dict[str, int] = {}
         self.later: dict[str, int] = {}
         self.devices: tuple[str, ...] = ()
@@ -144,6 +145,8 @@ class FleetRoom:
         self.remove(room.name)
         self.nodes[room.name] = room
         self._at[room.name] = {}
+        if room.cordoned:
+            return
         for count in self._by_count:
             self._index(room, count)
         if any(room.later[device] > room.free[device] for device in room.free):
@@ -157,18 +160,19 @@ class FleetRoom:
 
     def fitting(self, count: int, size: int) -> Iterator[NodeRoom]:
         """Yield nodes with so many devices that hold so much now, the tightest first; count 0: whose host memory does.
-        Nothing may be taken before the last one was yielded."""
+        Cordoned ones are left out. Nothing may be taken before the last one was yielded."""
         if count not in self._by_count:
             self._by_count[count] = []
             for room in self.nodes.values():
-                self._index(room, count)
+                if not room.cordoned:
+                    self._index(room, count)
         row = self._by_count[count]
         for place in range(bisect_left(row, (size, "")), len(row)):
             yield self.nodes[row[place][1]]
 
     def fits(self, name: str, count: int, size: int) -> bool:
         room = self.nodes.get(name)
-        return room is not None and room.kth_available(count) >= size
+        return room is not None and not room.cordoned and room.kth_available(count) >= size
 
     # -- within a pass
 

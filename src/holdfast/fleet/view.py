@@ -24,7 +24,7 @@ from holdfast.fleet.actions import (
     node_subject,
     subject_of,
 )
-from holdfast.fleet.desired import Level, Model
+from holdfast.fleet.desired import Cordon, Level, Model
 from holdfast.fleet.observed import Health, Node, Observed, Replica, ReplicaPhase
 from holdfast.health.records import Demand
 
@@ -34,6 +34,7 @@ class FleetView:
 
     def __init__(self) -> None:
         self.models: dict[str, Model] = {}
+        self.cordons: dict[str, Cordon] = {}  # by node, whether it is there or not
         self.nodes: dict[str, Node] = {}
         self.replicas: dict[str, Replica] = {}
         self.demand: dict[str, Demand] = {}
@@ -58,8 +59,10 @@ class FleetView:
         kept = {name: dict(getattr(self, name)) for name in Observed.__struct_fields__}
         return Observed(**kept)
 
-    def load(self, models: Iterable[Model], observed: Observed) -> None:
+    def load(self, models: Iterable[Model], observed: Observed, cordons: Mapping[str, Cordon] = {}) -> None:
         """Set everything at once."""
+        for name, cordon in cordons.items():
+            self.set_cordon(name, cordon)
         for model in models:
             self.set_model(model)
         for node in observed.nodes.values():
@@ -83,6 +86,25 @@ class FleetView:
     def remove_model(self, key: str) -> None:
         if self.models.pop(key, None) is not None:
             self.stale_models.add(key)
+
+    def set_cordon(self, node: str, cordon: Cordon | None) -> None:
+        """Set whether a node takes new replicas and keeps those that it has; None: it does both."""
+        if self.cordons.get(node) == cordon:
+            return
+        if cordon is None:
+            del self.cordons[node]
+        else:
+            self.cordons[node] = cordon
+        self.stale_nodes.add(node)
+        self._mark_models_on(node)
+
+    def is_drained(self, node: str) -> bool:
+        """Return True if a node's replicas are to be replaced on other nodes."""
+        return node in self.cordons and self.cordons[node].drain
+
+    def _mark_models_on(self, node: str) -> None:
+        self.stale_models.update(one.model for one in self.on_node.get(node, {}).values())
+        self.stale_models.update(one.action.model for one in self.pending_on.get(node, {}).values())
 
     def set_demand(self, key: str, demand: Demand | None) -> None:
         """Set the requests that wait for a model; None: none does."""
@@ -145,8 +167,7 @@ class FleetView:
         for key in node.on_disk - before.on_disk if before is not None else node.on_disk:
             self.on_disk.setdefault(key, set()).add(node.name)
         if before is None or before.alive is not node.alive:
-            self.stale_models.update(one.model for one in self.on_node.get(node.name, {}).values())
-            self.stale_models.update(one.action.model for one in self.pending_on.get(node.name, {}).values())
+            self._mark_models_on(node.name)
         else:
             gone = [one for one in self.on_node.get(node.name, {}).values() if one.phase is ReplicaPhase.GONE]
             self.stale_models.update(one.model for one in gone)  # their memory may have been freed

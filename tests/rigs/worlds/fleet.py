@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from holdfast.fleet.actions import LEAVING, Action, Verb
-from holdfast.fleet.counts import FEWER
-from holdfast.fleet.desired import HYSTERESIS, Hysteresis, Level, Model
+from holdfast.fleet.counts import FEWER, Cause
+from holdfast.fleet.desired import HYSTERESIS, Cordon, Hysteresis, Level, Model
 from holdfast.fleet.observed import Health, Observed, Replica, ReplicaPhase
 from holdfast.fleet.planner import Plan, Planner, plan
 from holdfast.health.records import Demand
 from tests.rigs.worlds.fleet_node import Body, Machine
 
-ROLLOUT = ("it is of another version", "it is to go, by a person's word")  # why one leaves for another
+ROLLOUT = (Cause.VERSION, Cause.EVICTED, Cause.DRAINED)  # why one leaves for another
 CHOSEN = (*ROLLOUT, FEWER)
 # How a reason begins for which health is to blame.
 UNFIT = ("it did not serve for", "control asks for another", "its replacement takes")
@@ -28,6 +28,7 @@ class World:
     writes down before it sends them."""
 
     models: dict[str, Model] = field(default_factory=dict)
+    cordons: dict[str, Cordon] = field(default_factory=dict)
     machines: dict[str, Machine] = field(default_factory=dict)
     now_s: float = 1000.0
     planner: Planner = field(init=False)
@@ -49,6 +50,16 @@ class World:
     def unwant(self, key: str) -> None:
         del self.models[key]
         self.planner.view.remove_model(key)
+
+    def cordon(self, node: str, cordon: Cordon | None) -> None:
+        if cordon is None:
+            self.cordons.pop(node, None)
+        else:
+            self.cordons[node] = cordon
+        self.planner.view.set_cordon(node, cordon)
+
+    def is_drained(self, node: str) -> bool:
+        return node in self.cordons and self.cordons[node].drain
 
     def add(self, machine: Machine) -> None:
         self.machines[machine.name] = machine
@@ -76,7 +87,8 @@ class World:
 
     def plan(self, *, compared: bool = False) -> tuple[Action, ...]:
         """What is to be done now. `compared`: with what is planned from scratch."""
-        fresh = plan(self.models.values(), self.observed(), self.now_s, self.hysteresis) if compared else None
+        everything = self.models.values(), self.observed(), self.now_s, self.hysteresis, self.cordons
+        fresh = plan(*everything) if compared else None
         self.last = self.planner.plan(self.now_s)
         if fresh is not None:
             assert fresh.actions == self.last.actions, difference(fresh, self.last)
@@ -90,8 +102,8 @@ class World:
         return self.last.actions
 
     def _check_floor(self, key: str) -> None:
-        """Another version, or a person's word, takes none that serves or is WARM while no other has come; where there
-        is no room, one after the other."""
+        """Another version, a person's word, or a drained node takes none that serves or is WARM while no other has
+        come; where there is no room, one after the other."""
         view, model = self.planner.view, self.models.get(key)
         if model is None:
             return
@@ -101,6 +113,7 @@ class World:
         ready = [one for one in there if one.phase is ReplicaPhase.READY]
         for level, least in ((Level.HOT, model.hot), (Level.WARM, model.floored)):
             gone = [one for one in ready if one.level is level and whys.get(one.name) in ROLLOUT]
+            self.counts[f"drained {level.word}"] += sum(whys[one.name] == Cause.DRAINED for one in gone)
             left = sum(one.level >= level and one.name not in whys for one in ready)
             self.counts[f"outdated {level.word}"] += len(gone)
             assert not gone or left >= least, f"{left} of {model} are left without {gone}"
@@ -137,12 +150,15 @@ class World:
             assert self.now_s >= one.drain_until_s, action
         if action.verb is Verb.PLACE and model is not None:
             assert model.may_be_on(action.node), action
+        if action.verb in (Verb.PLACE, Verb.PROMOTE):
+            assert action.node not in self.cordons, action
+        assert action.verb is not Verb.DEMOTE or not self.is_drained(action.node), action
 
     def restart(self) -> None:
         """Another controller goes on from what is written down."""
         before = self.observed()
         self.planner = Planner(self.hysteresis)
-        self.planner.view.load(self.models.values(), before)
+        self.planner.view.load(self.models.values(), before, self.cordons)
         self.counts["restarts"] += 1
 
     # -- the way between

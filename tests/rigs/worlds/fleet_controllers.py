@@ -12,7 +12,7 @@ import msgspec
 from msgspec import structs
 
 from holdfast.fleet.actions import Action, Verb
-from holdfast.fleet.desired import Model
+from holdfast.fleet.desired import Cordon, Model
 from holdfast.fleet.planner import FleetController, FleetWrites
 from holdfast.fleet.records import DesiredModel, FleetRecord, NodeRecord, Orders, process_name
 from holdfast.fleet.scaling import Scaling
@@ -21,7 +21,7 @@ from tests.rigs.worlds.fleet_node import Body, Machine
 
 T = TypeVar("T")
 DEPLOYMENT = "d"
-RECORD, ORDERS, DESIRED, NODES = "record", "orders/", "desired/", "nodes/"
+RECORD, ORDERS, DESIRED, NODES, CORDONS = "record", "orders/", "desired/", "nodes/", "cordons/"
 
 
 def model(key: str = "m", wanted: int = 1, **said: Any) -> Model:
@@ -123,6 +123,7 @@ class Keeper:
             shelf.under(DESIRED, DesiredModel),
             shelf.under(NODES, NodeRecord),
             now_s,
+            cordons=shelf.under(CORDONS, Cordon),
         )
 
     def read_changes(self, now_s: float) -> None:
@@ -137,6 +138,8 @@ class Keeper:
                 del self.fed[key]
             if key.startswith(DESIRED):
                 self.controller.set_desired(key.removeprefix(DESIRED), self.shelf.read(key, DesiredModel))
+            elif key.startswith(CORDONS):
+                self.controller.set_cordon(key.removeprefix(CORDONS), self.shelf.read(key, Cordon))
             else:
                 self.controller.on_node_record(key.removeprefix(NODES), self.shelf.read(key, NodeRecord), now_s)
 
@@ -198,6 +201,18 @@ class ControllersWorld:
 
     def unwant(self, key: str) -> None:
         self.shelf.values.pop(DESIRED + key, None)
+
+    def cordon(self, node: str, cordon: Cordon | None) -> None:
+        self.shelf.values.pop(CORDONS + node, None)
+        if cordon is not None:
+            self.shelf.values[CORDONS + node] = msgspec.json.encode(cordon)
+
+    @property
+    def cordons(self) -> dict[str, Cordon]:
+        return self.shelf.under(CORDONS, Cordon)
+
+    def is_drained(self, node: str) -> bool:
+        return node in self.cordons and self.cordons[node].drain
 
     @property
     def machines(self) -> dict[str, Machine]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from msgspec import structs
 
 from holdfast.fleet.actions import Action
-from holdfast.fleet.desired import Level, Model
+from holdfast.fleet.desired import Cordon, Level, Model
 from holdfast.fleet.observed import Health, ReplicaPhase
 from holdfast.fleet.room import HOST
 from holdfast.fleet.view import FleetView
@@ -236,14 +236,13 @@ class Storm:
 
     def check(self, model: Model) -> None:
         """As many serve as are wanted, of the right version; if not, no node has room for one more."""
-        world = self.world
         there = [body for body in self.ready(model) if body.serves]
         told = f"{model.key}: {len(there)} of {model.hot} serve, {self.unmet}"
         assert len(there) <= model.hot, told
-        if len(there) == model.hot and all(_is_current(body, model) for body in there):
+        if len(there) == model.hot and all(self.is_current(body, model) for body in there):
             return
         assert model.key in self.unmet, told
-        for machine in world.machines.values():
+        for machine in self.open_machines():
             on = sum(body.serves and body.action.model == model.key for body in machine.bodies.values())
             fits = model.may_be_on(machine.name) and (not model.per_node_max or on < model.per_node_max)
             free = [total - sum(machine.leases[device].values()) for device, total in machine.totals.items() if device]
@@ -255,15 +254,15 @@ class Storm:
         device with room, nor has one for whom others of another version would leave."""
         world, floor = self.world, model.floored
         there = self.ready(model)
-        own, told = [body for body in there if _is_current(body, model)], f"{model}: {world.last.unmet}"
-        outdated = [body for body in there if body.level is Level.WARM and not _is_current(body, model)]
+        own, told = [body for body in there if self.is_current(body, model)], f"{model}: {world.last.unmet}"
+        outdated = [body for body in there if body.level is Level.WARM and not self.is_current(body, model)]
         assert len(there) >= floor or model.key in world.last.unmet, told
         if len(own) >= floor:
             assert not outdated, told
             return
         assert model.key in world.last.unmet, told
         assert not any(body.action.serial in model.going for body in outdated), told
-        for machine in world.machines.values():
+        for machine in self.open_machines():
             on = sum(body.serves and body.action.model == model.key for body in machine.bodies.values())
             fits = model.may_be_on(machine.name) and (not model.per_node_max or on < model.per_node_max)
             free = {device: total - sum(machine.leases[device].values()) for device, total in machine.totals.items()}
@@ -272,9 +271,12 @@ class Storm:
             fits &= roomy >= model.devices and host >= model.host_bytes
             assert not fits, f"{told}, and {machine.name} has room: {free} and {host}"
 
+    def open_machines(self) -> list[Machine]:
+        return [machine for name, machine in self.world.machines.items() if name not in self.world.cordons]
 
-def _is_current(body: Body, model: Model) -> bool:
-    return body.action.version == model.version and body.action.serial not in model.going
+    def is_current(self, body: Body, model: Model) -> bool:
+        is_own = body.action.version == model.version and body.action.serial not in model.going
+        return is_own and not self.world.is_drained(body.action.node)
 
 
 Storm.events = [name.removeprefix("befall_") for name in vars(Storm) if name.startswith("befall_")]
@@ -348,6 +350,33 @@ class Ailing(Storm):
 
 
 Ailing.events = [*Storm.events, *["ail"] * 8, *["heal"] * 3, "scale", "restart"]
+
+
+class Drains(Rollouts):
+    """Nodes that are cordoned, drained and used again, there or not, beside all that befalls others."""
+
+    def befall_drain(self) -> None:
+        name = self.rng.choice([*self.world.machines, "n7"])
+        self.world.cordon(name, Cordon(drain=self.rng.random() < 0.8))
+
+    def befall_uncordon(self) -> None:
+        if self.world.cordons:
+            self.world.cordon(self.rng.choice(list(self.world.cordons)), None)
+
+    def calm_down(self) -> None:
+        """At rest a drained node has replicas only of models that fit nowhere else."""
+        super().calm_down()
+        world = self.world
+        for name, body in world.bodies():
+            if world.is_drained(body.action.node):
+                world.counts["stay"] += 1
+                assert body.action.model in world.models, f"{name} is of no model"
+                assert body.action.model in world.last.unmet, f"{name} stays on {body.action.node}: {world.last.unmet}"
+            elif body.phase is ReplicaPhase.READY and world.cordons:
+                world.counts["elsewhere"] += 1
+
+
+Drains.events = [*Storm.events, *["drain"] * 4, *["uncordon"] * 3, "version", "evict", "restart"]
 
 
 def play(seed: int, kind: type[Storm] = Storm) -> Counter[str]:

@@ -10,7 +10,7 @@ from holdfast.cli.arguments import CommandOptions, Json
 from holdfast.cli.deployments.book import StoreOption, answered
 from holdfast.cli.fleet.observed import DeploymentOption, FleetStore, ObservedFleet, fleet_at, where
 from holdfast.cli.fleet.waiting import trouble_of
-from holdfast.cli.fleet.words import ModelShown, NodeShown, model_shown, node_shown, show_models, show_nodes
+from holdfast.cli.fleet.words import ModelShown, NodeShown, model_shown, nodes_shown, show_models, show_nodes
 from holdfast.cli.requests import RequestList, ask_all
 from holdfast.cli.screen import Screen
 from holdfast.cli.watching import Watch, show_pages
@@ -96,7 +96,7 @@ class Nodes(CommandOptions, frozen=True):
         async with fleet_at(url, self.deployment, env) as fleet:
 
             async def look() -> list[NodeShown]:
-                return _nodes(fleet.observed)
+                return nodes_shown(fleet.observed)
 
             async def news() -> None:
                 await fleet.book.news(LOOK_S)
@@ -111,7 +111,3 @@ class Nodes(CommandOptions, frozen=True):
             show_nodes(screen, found, time.time())
         if trouble := trouble_of(fleet.observed):
             screen.line(trouble, style="yellow")
-
-
-def _nodes(observed: ObservedFleet) -> list[NodeShown]:
-    return [node_shown(one, lost=name in observed.record.lost) for name, one in sorted(observed.nodes.items())]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -16,11 +16,11 @@ import msgspec
 
 from holdfast.cli.deployments.book import ANSWER_S, FOUND_S, Book, opened, store_of
 from holdfast.core.errors import UserError
-from holdfast.discovery.keys import CONTROLS, FLEETS, MODELS, NODES
+from holdfast.discovery.keys import CONTROLS, CORDONS, FLEETS, MODELS, NODES, ORDERS
 from holdfast.fleet import desired_changes, records
-from holdfast.fleet.desired import Level
+from holdfast.fleet.desired import Cordon, Level
 from holdfast.fleet.observed import Replica, ReplicaPhase
-from holdfast.fleet.records import DesiredModel, NodeRecord, read_all
+from holdfast.fleet.records import DesiredModel, NodeRecord, Orders, read_all
 from holdfast.health.records import ControlRecord
 from holdfast.settings import Environment
 from holdfast.spec.arguments import meant
@@ -28,7 +28,7 @@ from holdfast.spec.settings import about
 from holdfast.store.contract import StoreUnavailable
 from holdfast.supervise.records import read_records
 
-PREFIXES = (MODELS, NODES, FLEETS, CONTROLS)
+PREFIXES = (MODELS, NODES, FLEETS, CONTROLS, CORDONS)
 START = "holdfast up --backend local"
 # What makes a node of a fleet, by its backend.
 JOIN = {
@@ -56,6 +56,8 @@ class ObservedFleet:
     record: records.FleetRecord
     is_led: bool  # a control says that it decides
     backend: str = ""  # "ray", where the fleet that runs on this machine is on Ray
+    cordons: Mapping[str, Cordon] = field(default_factory=dict)  # by node, whether it is there or not
+    orders: Mapping[str, Orders] = field(default_factory=dict)  # by node, if the command reads them
 
     @classmethod
     def of(cls, deployment: str, values: Mapping[str, bytes], backend: str = "") -> ObservedFleet:
@@ -67,6 +69,8 @@ class ObservedFleet:
             found.get(deployment, records.FleetRecord()),
             any(_leads(value) for key, value in values.items() if key.startswith(f"{CONTROLS}{deployment}/")),
             backend,
+            read_all(Cordon, f"{CORDONS}{deployment}/", values),
+            read_all(Orders, f"{ORDERS}{deployment}/", values),
         )
 
     def replicas(self, key: str = "") -> list[Replica]:

@@ -1,5 +1,5 @@
-"""The end of a command that changed a model's desired state: with `--wait` it waits until that is reached, or cannot
-be.
+"""The end of a command that changed the desired state of a model or a node: with `--wait` it waits until that is
+reached, or cannot be.
 
 Always true: a command that stops waiting, by Ctrl-C or its timeout, says that the change continues, and where to look.
 JSON shows the state at the end.
@@ -11,6 +11,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from holdfast.cli.fleet.observed import JOIN, FleetStore, ObservedFleet
 from holdfast.cli.fleet.words import model_shown
@@ -78,6 +79,20 @@ class LastingTrouble:
             raise UserError(trouble)
 
 
+class Wait(Protocol):
+    """What a command waits for, judged from one look at the fleet to the next."""
+
+    def look(self, observed: ObservedFleet, now_s: float, away: str = "") -> str | None:
+        """Return what is there, once all of it is; None: not yet. UserError says why it will not be. `away`: why the
+        store does not answer."""
+
+    def progress(self, observed: ObservedFleet) -> str:
+        """Return how far it is."""
+
+    def goes_on(self, observed: ObservedFleet) -> str:
+        """Return what to tell a user who stops waiting."""
+
+
 class PlacementWait:
     """Decides from one look to the next whether a model's desired state is reached, or cannot be."""
 
@@ -88,8 +103,7 @@ class PlacementWait:
         self._failed, self._why = 0, ""
 
     def look(self, observed: ObservedFleet, now_s: float, away: str = "") -> str | None:
-        """Return what is there, once all of it is; None: not yet. UserError says why it will not be. `away`: why the
-        store does not answer."""
+        """Return as `Wait.look` does."""
         key = self.desired.model.key
         desired = observed.desired.get(key)
         if desired is None:
@@ -107,6 +121,12 @@ class PlacementWait:
         unmet = observed.record.unmet.get(key, "")
         self._stuck.note(f"{key}: {unmet}" if unmet and not moves else "", now_s)
         return None
+
+    def progress(self, observed: ObservedFleet) -> str:
+        return how_far(observed, self.desired)
+
+    def goes_on(self, observed: ObservedFleet) -> str:
+        return _goes_on(self.desired.model.key)
 
     def _count_failures(self, observed: ObservedFleet) -> None:
         key = self.desired.model.key
@@ -134,13 +154,23 @@ class RemovalWait:
         self._quiet = LastingTrouble(QUIET_S)
 
     def look(self, observed: ObservedFleet, now_s: float, away: str = "") -> str | None:
-        """Return as `PlacementWait.look` does."""
+        """Return as `Wait.look` does."""
         if self.key in observed.desired:
             raise UserError(f"{self.key} was deployed again")
         if not away and not observed.replicas(self.key):
             return "nothing of it is left"
         self._quiet.note(away or trouble_of(observed), now_s)
         return None
+
+    def progress(self, observed: ObservedFleet) -> str:
+        return f"{len(observed.replicas(self.key))} left"
+
+    def goes_on(self, observed: ObservedFleet) -> str:
+        return _goes_on(self.key)
+
+
+def _goes_on(key: str) -> str:
+    return f"it continues in the background: `holdfast get models {key}` shows how far it is"
 
 
 # -- the command
@@ -164,8 +194,8 @@ async def end(fleet: FleetStore, key: str, desired: DesiredModel | None, told: s
     try:
         if options.wait:
             screen = Screen(Terminal(sys.stderr) if options.as_json else None)
-            wait = RemovalWait(key) if desired is None else PlacementWait(desired, fleet.observed)
-            await _until(fleet, key, wait, screen, options.timeout_s)
+            wait: Wait = RemovalWait(key) if desired is None else PlacementWait(desired, fleet.observed)
+            await wait_for(fleet, key, wait, screen, options.timeout_s)
     finally:
         if options.as_json:
             show_json(model_shown(fleet.observed, key))
@@ -181,42 +211,33 @@ async def all_in_place(fleet: FleetStore, desired_models: Sequence[DesiredModel]
         key, left_s = desired.model.key, None if until_s is None else max(0.001, until_s - loop.time())
         try:
             await fleet.known(key, desired)
-            await _until(fleet, key, PlacementWait(desired, fleet.observed), Screen(), left_s)
+            await wait_for(fleet, key, PlacementWait(desired, fleet.observed), Screen(), left_s)
         except UserError as error:
             wrong.append(f"{key}: {error}".replace(f"{key}: {key}", key))
     if wrong:
         raise UserError("; ".join(wrong))
 
 
-async def _until(
-    fleet: FleetStore, key: str, wait: PlacementWait | RemovalWait, screen: Screen, timeout_s: float | None
-) -> None:
-    """Wait; UserError says why the state is not reached, or not in time."""
-    goes_on = f"it continues in the background: `holdfast get models {key}` shows how far it is"
+async def wait_for(fleet: FleetStore, name: str, wait: Wait, screen: Screen, timeout_s: float | None) -> None:
+    """Wait for a model or node; UserError says why the state is not reached, or not in time."""
     try:
-        with screen.busy(f"waiting for {key} …") as busy:
+        with screen.busy(f"waiting for {name} …") as busy:
             async with asyncio.timeout(timeout_s):
-                done = await _watched(fleet, key, wait, busy)
+                done = await _watched(fleet, name, wait, busy)
     except TimeoutError:
-        raise UserError(f"timed out after {timeout_s:g} s; {goes_on}") from None
+        raise UserError(f"timed out after {timeout_s:g} s; {wait.goes_on(fleet.observed)}") from None
     except asyncio.CancelledError:
-        screen.line(goes_on)
+        screen.line(wait.goes_on(fleet.observed))
         raise
-    screen.line(f"{key}: {done}")
+    screen.line(f"{name}: {done}")
 
 
-async def _watched(fleet: FleetStore, key: str, wait: PlacementWait | RemovalWait, busy: Busy) -> str:
+async def _watched(fleet: FleetStore, name: str, wait: Wait, busy: Busy) -> str:
     loop, book = asyncio.get_running_loop(), fleet.book
     while True:
         observed = fleet.observed
         away = "" if book.store.state == "connected" else f"{book.store!r} does not answer"
         if (done := wait.look(observed, loop.time(), away)) is not None:
             return done
-        busy.show(
-            {
-                key: how_far(observed, wait.desired)
-                if isinstance(wait, PlacementWait)
-                else f"{len(observed.replicas(key))} left"
-            }
-        )
+        busy.show({name: wait.progress(observed)})
         await book.news(LOOK_S)

@@ -12,8 +12,8 @@ from holdfast.cli.fleet.observed import ObservedFleet
 from holdfast.cli.requests import WAITS, RequestRow
 from holdfast.cli.screen import Screen
 from holdfast.cli.terminal import Cell
-from holdfast.fleet.desired import Level
-from holdfast.fleet.observed import Health, LeasedMemory, Replica, ReplicaPhase
+from holdfast.fleet.desired import Cordon, Level
+from holdfast.fleet.observed import Health, LeasedMemory, Node, Replica, ReplicaPhase
 from holdfast.fleet.records import DesiredModel, NodeRecord
 from holdfast.fleet.scaling import Scaling
 from holdfast.spec.engines import GIB
@@ -98,6 +98,17 @@ class NodeShown(msgspec.Struct, frozen=True, kw_only=True):
     agent_host: str
     agent_pid: int
     told_unix_s: float | None
+    cordon: Cordon | None = None  # None: it takes new replicas
+
+    @property
+    def title(self) -> str:
+        """Return its name and, where it is not simply in use, its state."""
+        states = ["" if self.alive else "lost" if self.agent_host else "gone"]
+        if self.cordon is not None:
+            drains = "draining" if self.replicas else "drained"
+            states.append(drains if self.cordon.drain else "cordoned")
+        told = ", ".join(filter(None, states))
+        return f"{self.name} ({told})" if told else self.name
 
 
 def model_shown(observed: ObservedFleet, key: str, requests: Sequence[RequestRow] | None = None) -> ModelShown:
@@ -165,18 +176,25 @@ def _on_replica(replica: Replica, requests: Sequence[RequestRow]) -> Iterator[Re
             yield RequestShown(id=one.id, started_unix_s=one.started)
 
 
-def node_shown(record: NodeRecord, *, lost: bool = False) -> NodeShown:
-    """Return a node as commands show it. `lost`: it did not report in time."""
+def nodes_shown(observed: ObservedFleet) -> list[NodeShown]:
+    """Return all nodes as commands show them, with those that are gone and still cordoned."""
+    return [node_shown(observed, name) for name in sorted({*observed.nodes, *observed.cordons})]
+
+
+def node_shown(observed: ObservedFleet, name: str) -> NodeShown:
+    """Return a node as commands show it."""
+    record, lost = observed.nodes.get(name, NodeRecord(node=Node(name=name, alive=False))), observed.record.lost
     node = record.node
     return NodeShown(
         name=node.name,
-        alive=node.alive and not lost,
+        alive=node.alive and name not in lost,
         devices=tuple(_memory(name, memory) for name, memory in sorted(node.devices.items())),
         host=_memory("host", node.host),
         replicas=tuple(map(_replica, record.replicas)),
         agent_host=record.host,
         agent_pid=record.pid,
         told_unix_s=record.at_unix_s or None,
+        cordon=observed.cordons.get(name),
     )
 
 
@@ -246,8 +264,8 @@ def _node_rows(node: NodeShown, now_s: float) -> list[list[Cell]]:
         here = sum(name in memory.leases for name in (one.name for one in node.replicas))
         full = "yellow" if memory.leased_bytes > memory.total_bytes else ""
         size: list[Cell] = [(_gib(memory.leased_bytes), full), (_gib(memory.total_bytes), ""), (str(here), "")]
-        name = node.name if node.alive else f"{node.name} (lost)"
-        whose: list[Cell] = [(name if not place else "", "" if node.alive else "red"), (memory.name, "")]
+        colour = "red" if not node.alive else "yellow" if node.cordon is not None else ""
+        whose: list[Cell] = [(node.title if not place else "", colour), (memory.name, "")]
         rows.append([*whose, *size, (agent if not place else "", ""), (told if not place else "", "")])
     return rows
 
