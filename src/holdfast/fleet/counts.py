@@ -8,10 +8,10 @@ A replica is counted once, by its name, whether its action or its effect or both
 is not alive is lost: it is missing, and if its node comes back there is one too many.
 
 Requests end first: a HOT replica that serves is only ever told to drain, and leaves when nothing runs on it or its
-requests have had their time. One that is to be replaced, for whichever `Cause`, leaves when enough serve without it:
-one more than desired is started for that, or a quarter of them where the version is not the cause. One below a floor of
-WARM leaves when enough are HOT or WARM without it. What has no traffic, because it is WARM or never came up, is
-stopped; but on a drained node it stays until another takes its part.
+requests have had their time. One that is to be replaced, for whichever `ReplaceCause`, leaves when enough serve without
+it: one more than desired is started for that, or a quarter of them where the version is not the cause. One below a
+floor of WARM leaves when enough are HOT or WARM without it. What has no traffic, because it is WARM or never came up,
+is stopped; but on a drained node it stays until another takes its part.
 
 A replica that is up and does not serve (`Replica.health`) leaves before any other, and no other leaves because it is
 there. When control asks for another in its place, or past a bound (`unfit_s`), it is missing: one without a leading
@@ -37,7 +37,7 @@ FEWER = "fewer are wanted"
 SURGE_SHARE = 4  # one in so many of a model is replaced at a time: the rest serves if the replacements turn out bad
 
 
-class Cause(StrEnum):
+class ReplaceCause(StrEnum):
     """Why a replica is to be replaced, or ended; the first that holds."""
 
     UNWANTED = "its model is not wanted any more"
@@ -85,7 +85,7 @@ class ModelCount:
 
     key: str
     model: Model | None
-    replaced: dict[int, Cause] = field(default_factory=dict)  # serials of replicas that must not stay, and why
+    replaced: dict[int, ReplaceCause] = field(default_factory=dict)  # serials of replicas that must not stay, and why
     intents: list[Intent] = field(default_factory=list)
     drained: list[Replica] = field(default_factory=list)  # to be demoted or stopped now
     draining: list[Replica] = field(default_factory=list)  # to be so when their requests have ended
@@ -201,7 +201,7 @@ class _Counter:
         self._count_not_observed()
         if self.model is None:
             for one in (*self.hot, *self.warm):
-                self._remove(one, Cause.UNWANTED)
+                self._remove(one, ReplaceCause.UNWANTED)
             return self.count
         count, waits = self.count, demand is not None and demand.waiting > 0
         count.waiting_since_s = demand.since_unix_s if demand is not None and waits else 0.0
@@ -295,17 +295,17 @@ class _Counter:
             if action.level is Level.HOT:
                 self.count.hot_on[action.node] += 1
 
-    def _cause(self, one: Replica, is_drained: Callable[[str], bool]) -> Cause | None:
+    def _cause(self, one: Replica, is_drained: Callable[[str], bool]) -> ReplaceCause | None:
         """Return why a replica is to be replaced; None: it may stay."""
         if self.model is None:
-            return Cause.UNWANTED
+            return ReplaceCause.UNWANTED
         if one.serial in self.model.going:
-            return Cause.EVICTED
+            return ReplaceCause.EVICTED
         if one.version != self.model.version:
-            return Cause.VERSION
+            return ReplaceCause.VERSION
         if is_drained(one.node):
-            return Cause.DRAINED
-        return Cause.UNFIT if self._is_unfit(one) else None
+            return ReplaceCause.DRAINED
+        return ReplaceCause.UNFIT if self._is_unfit(one) else None
 
     def _is_current(self, one: Replica) -> bool:
         """Return True if it may stay."""
@@ -313,7 +313,7 @@ class _Counter:
 
     def _why_replaced(self, one: Replica) -> str:
         cause = self.count.replaced[one.serial]
-        if cause is not Cause.UNFIT:
+        if cause is not ReplaceCause.UNFIT:
             return cause
         return self._unfit_reason(one) if self.model is not None and self.model.hot else FEWER
 
@@ -363,14 +363,14 @@ class _Counter:
         """Remove replicas that are to be replaced and are not up yet. On a drained node one goes on as long as it is
         needed beside `others`: there may be no room anywhere else."""
         outdated = [one for one in outdated if not self._may_come_up(model, one)]
-        moving = [one for one in outdated if self.count.replaced[one.serial] is Cause.DRAINED]
+        moving = [one for one in outdated if self.count.replaced[one.serial] is ReplaceCause.DRAINED]
         leaving = [one for one in outdated if one not in moving]
         for one in (*leaving, *moving[: max(0, others + len(moving) - model.hot)]):
             self._remove(one, self._why_replaced(one))
 
     def _surge(self, model: Model) -> int:
         """Return how many more than desired may be started to replace others."""
-        asked = sum(self.count.replaced[one.serial] is not Cause.VERSION for one in self.count.outdated_hot)
+        asked = sum(self.count.replaced[one.serial] is not ReplaceCause.VERSION for one in self.count.outdated_hot)
         return max(1, min(asked, model.hot // SURGE_SHARE))
 
     def _keep_last(self, there: list[Replica]) -> None:
@@ -381,7 +381,7 @@ class _Counter:
 
     def _is_blameless(self, one: Replica) -> bool:
         """Return True if neither an operator nor another version wants it to leave."""
-        return self.count.replaced.get(one.serial) not in (Cause.EVICTED, Cause.VERSION)
+        return self.count.replaced.get(one.serial) not in (ReplaceCause.EVICTED, ReplaceCause.VERSION)
 
     def _need(self, model: Model, place: int, others: int, *, asked: bool) -> Need:
         """Return the need of the replica at that place among its model's, with so many others; the first matters
@@ -457,7 +457,7 @@ class _Counter:
         others = [one for one in self.warm if not self._is_current(one)]
         count.outdated_warm = [one for one in others if one.phase is ReplicaPhase.READY]
         for one in others:
-            if one.phase is not ReplicaPhase.READY and count.replaced[one.serial] is not Cause.DRAINED:
+            if one.phase is not ReplicaPhase.READY and count.replaced[one.serial] is not ReplaceCause.DRAINED:
                 self._remove(one, self._why_replaced(one))
         demoting = self.demoting + len(count.drained) + len(count.draining)
         own = have + len(warm) + self.coming[Level.WARM] + demoting

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from holdfast.fleet.actions import ASK_S, COPY_S, Action, Verb, node_subject, replica_name, subject_of
-from holdfast.fleet.counts import IDLE_STEP_S, Cause, ModelCount, Need, Victim, unfit_s
+from holdfast.fleet.counts import IDLE_STEP_S, ModelCount, Need, ReplaceCause, Victim, unfit_s
 from holdfast.fleet.desired import Hysteresis, Level, Model
 from holdfast.fleet.observed import Replica, ReplicaPhase
 from holdfast.fleet.room import HOST, FleetRoom, NodeRoom, is_stuck
@@ -308,7 +308,7 @@ class Placement:
             devices = self.room.nodes[one.node].devices_later(model.devices, model.device_bytes, more)
             may_be = one.node not in self.view.cordons and model.may_be_on(one.node)
             if devices and may_be and self.planned.may_retry(node_subject(one.node)):
-                is_unfit = count.replaced[one.serial] is Cause.UNFIT
+                is_unfit = count.replaced[one.serial] is ReplaceCause.UNFIT
                 why = "its replacement takes its place" if is_unfit else "the next version needs its place"
                 self.planned.take_down(Verb.DRAIN, one.model, one.serial, one.node, why)
                 self.planned.take_later(model, one.node, devices)
@@ -464,7 +464,7 @@ class HostPlacement:
                 ways += [(enough, name, there[:enough])] if enough is not None else []
         _, name, leavers = min(ways, default=(0, "", []))
         if not ways:
-            leavers = [one for one in count.outdated_warm if count.replaced[one.serial] is Cause.EVICTED][:1]
+            leavers = [one for one in count.outdated_warm if count.replaced[one.serial] is ReplaceCause.EVICTED][:1]
         for one in leavers:
             self.planned.take_down(Verb.STOP, one.model, one.serial, one.node, "another one needs its place")
         if ways:

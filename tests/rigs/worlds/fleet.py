@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from holdfast.fleet.actions import LEAVING, Action, Verb
-from holdfast.fleet.counts import FEWER, Cause
+from holdfast.fleet.counts import FEWER, ReplaceCause
 from holdfast.fleet.desired import HYSTERESIS, Cordon, Hysteresis, Level, Model
 from holdfast.fleet.observed import Health, Observed, Replica, ReplicaPhase
 from holdfast.fleet.planner import Plan, Planner, plan
 from holdfast.health.records import Demand
 from tests.rigs.worlds.fleet_node import Body, Machine
 
-ROLLOUT = (Cause.VERSION, Cause.EVICTED, Cause.DRAINED)  # why one leaves for another
+ROLLOUT = (ReplaceCause.VERSION, ReplaceCause.EVICTED, ReplaceCause.DRAINED)  # why one leaves for another
 CHOSEN = (*ROLLOUT, FEWER)
 # How a reason begins for which health is to blame.
 UNFIT = ("it did not serve for", "control asks for another", "its replacement takes")
@@ -113,7 +113,7 @@ class World:
         ready = [one for one in there if one.phase is ReplicaPhase.READY]
         for level, least in ((Level.HOT, model.hot), (Level.WARM, model.floored)):
             gone = [one for one in ready if one.level is level and whys.get(one.name) in ROLLOUT]
-            self.counts[f"drained {level.word}"] += sum(whys[one.name] == Cause.DRAINED for one in gone)
+            self.counts[f"drained {level.word}"] += sum(whys[one.name] == ReplaceCause.DRAINED for one in gone)
             left = sum(one.level >= level and one.name not in whys for one in ready)
             self.counts[f"outdated {level.word}"] += len(gone)
             assert not gone or left >= least, f"{left} of {model} are left without {gone}"
