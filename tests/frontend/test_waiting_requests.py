@@ -21,6 +21,7 @@ from tests.rigs.frontend.pending_models import (
     listed,
     report,
     requests,
+    shown_by,
     tell_level,
     until_lines,
     up,
@@ -164,14 +165,14 @@ def test_places_are_told_and_move_up(one_place: Deployment) -> None:
         until_lines(one_place, [("second", "QUEUED", 1), ("first", "RUNNING", None)])
         third.post(CHAT, LONG, named("third") + "x-priority-tier: premium\r\n")
         until_lines(one_place, [("third", "QUEUED", 1), ("second", "QUEUED", 2), ("first", "RUNNING", None)])
-        shown = one_place.run("queue")
+        shown = shown_by(one_place, "queue")
         assert shown.returncode == 0, shown.stderr
         rows = [line.split() for line in shown.stdout.splitlines()]
         assert [row[1:4] + row[-2:] for row in rows[1:]] == [
             [MODEL, "QUEUED", "1", "premium", "frontend"],
             [MODEL, "QUEUED", "2", "standard", "frontend"],
         ]
-        told = json.loads(one_place.run("queue", "--all", "--json").stdout)
+        told = json.loads(shown_by(one_place, "queue", "--all", "--json").stdout)
         assert [(row["request_id"], row["state"]) for row in told["rows"]] == [
             ("third", "QUEUED"), ("second", "QUEUED"), ("first", "RUNNING"),
         ]  # fmt: skip
@@ -234,7 +235,7 @@ def test_a_key_sees_its_own_requests() -> None:
                 assert get(deployment, path).status == 401
             assert get(deployment, "/v1/requests/hers", headers["bob"]).status == 404
             assert get(deployment, "/v1/requests/hers", headers["alice"]).json()["state"] == "PROVISIONING"
-            told = json.loads(deployment.run("queue", "--json").stdout)
+            told = json.loads(shown_by(deployment, "queue", "--json").stdout)
             assert ([row["request_id"] for row in told["rows"]], told["notes"]) == (["hers"], [])
             with Raw(deployment.port) as other:  # who calls another's the same hides nothing
                 other.post(CHAT, chat(), named("hers") + headers["bob"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -81,6 +82,18 @@ def report(deployment: Deployment) -> ReportRecord:
 def get(deployment: Deployment, path: str, headers: str = "") -> Reply:
     with Raw(deployment.port) as raw:
         return raw.get(path, headers).reply()
+
+
+def shown_by(deployment: Deployment, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that asks the frontend, until that answers: a busy one may miss the second that a look waits."""
+    done: list[subprocess.CompletedProcess[str]] = []
+
+    def is_answered() -> bool:
+        done[:] = [deployment.run(*words)]
+        return "did not answer" not in done[0].stdout + done[0].stderr
+
+    deployment.wait_until(is_answered, f"an answer to {words}")
+    return done[0]
 
 
 def listed(deployment: Deployment) -> list[str]:
