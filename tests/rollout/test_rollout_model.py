@@ -91,11 +91,6 @@ class RolloutModel(RuleBasedStateMachine):
         if body.stage is ReplicaStage.SERVING:
             body.weight, body.unfit = weight, unfit
 
-    @rule(judging=st.booleans(), held=st.booleans())
-    def wait_for_others(self, judging: bool, held: bool) -> None:
-        """Control checks nothing for a while, and others hold the room."""
-        self.world.is_judging, self.world.room_held = judging, frozenset({"worker"} if held else ())
-
     @rule(set_id=SETS, attempts=st.sampled_from([0, 5, 15, 25, 200]), failed=st.integers(0, 4))
     def ask(self, set_id: str, attempts: int, failed: int) -> None:
         """Customers come and go, and now and then a request fails."""
@@ -224,9 +219,8 @@ class RolloutModel(RuleBasedStateMachine):
         """Left alone it ends, well or stuck; and when the world is well again, with what was asked for in place, or
         with what had been."""
         self.pause(False)
-        self.wait_for_others(judging=True, held=False)
         self.settle()
-        assert self.is_over() or self.driver.state.phase is m.RolloutPhase.STUCK
+        assert self.driver.state.phase in (m.RolloutPhase.STEADY, m.RolloutPhase.STUCK)
         self.world.fates.clear()
         self.world.traffic.clear()
         self.world.places.clear()
@@ -236,15 +230,10 @@ class RolloutModel(RuleBasedStateMachine):
             body.crashes, body.unfit = 0, ""
         self.settle()
         memory = self.driver.state
-        assert self.is_over(), memory
+        assert memory.phase is m.RolloutPhase.STEADY, memory
         assert self.is_in_place(), memory
         assert memory.target.number == self.driver.desired.number or memory.undone == self.driver.desired.number
         assert self.driver.step() == ()
-
-    def is_over(self) -> bool:
-        """Return True if all is in place, new sets that none is wanted of aside."""
-        state = self.driver.state
-        return state.phase is m.RolloutPhase.STEADY or m.is_waiting_to_be_asked(state)
 
     def is_in_place(self) -> bool:
         there = Counter((body.service, body.set_id) for body in self.world.bodies.values() if body.counts)

@@ -80,10 +80,6 @@ class Story:
         service, _, count = rest.partition("=")
         self.driver.world.places[service] = int(count)
 
-    def do_held(self, rest: str) -> None:
-        """Others hold the room of a service; none: nobody holds any."""
-        self.driver.world.room_held = frozenset(rest.split())
-
     def do_roomy(self, rest: str) -> None:
         """The devices of a service take a second engine."""
         self.driver.world.roomy.add(rest)
@@ -125,9 +121,7 @@ class Story:
             self.driver.world.answers[set_id] = RequestCounts(int(attempts), int(failed))
 
     def do_control(self, rest: str) -> None:
-        """A control leads (`leads`), leads and checks nothing (`hangs`), or none leads that could judge a new set of
-        workers (`away`)."""
-        self.driver.world.is_judging = rest != "hangs"
+        """A control leads (`leads`), or none does that could judge a new set of workers (`away`)."""
         self.driver.world.unchecked = frozenset({"worker"} if rest == "away" else ())
         self._tell(self.driver.step())
 

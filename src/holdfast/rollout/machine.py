@@ -37,9 +37,7 @@ a quarter of them, each next attempt that does not help comes later than the las
 replaced is left to that.
 
 Always true: a revision is undone at most once, to one that was in place; what is paused stands still, and so does its
-deadline, but an undo is never paused; a new set of workers that no control can check waits as if it were paused; the
-deadline stands still while control has not checked a replica that could serve, and while others hold the room; a new
-set that none is wanted of is not in place before one of it counted, where there is a way back; a
+deadline, but an undo is never paused; a new set of workers that no control can check waits as if it were paused; a
 replica that is observed and not known is adopted, and leaves by the same rules; a trigger that has no entry in the
 table changes nothing. No I/O, no clock: `now_s` is wall time and is an argument.
 """
@@ -47,7 +45,7 @@ table changes nothing. No I/O, no clock: `now_s` is wall time and is an argument
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from enum import StrEnum
@@ -106,7 +104,6 @@ class ObservedReplica(Struct, frozen=True, kw_only=True):
     is_shut: bool = False  # its breaker has opened: its own failures took its traffic away
     how: str = ""  # it last crashed, or what it waits for
     fits_beside: bool = False  # its device has the memory for a second engine
-    is_unjudged: bool = False  # it could serve, and no control has checked it yet
 
     @property
     def is_broken(self) -> bool:
@@ -161,7 +158,6 @@ class WorkloadReplicas:
     # Replicas in whose place control asks for another, and why.
     retire: Mapping[str, str] = dataclass_field(default_factory=dict)
     retired: frozenset[str] = frozenset()  # those of them that are being replaced now
-    room_held: frozenset[str] = frozenset()  # services whose room others hold
 
     # -- what is there
 
@@ -244,22 +240,7 @@ class WorkloadReplicas:
         draining = any(self.replicas[name].drain_until_s is not None for name in self.leaving(service))
         if service in self.paused or draining or any(map(self.is_being_tried, (service, *self.part(service).peers))):
             return False
-        if self.waits_for_others(service):
-            return False
         return bool(self.leaving(service)) or (service in self.target.parts and not self.is_up(service))
-
-    def waits_for_others(self, service: str) -> bool:
-        """Return whether it waits for control's verdict, or for room that others hold."""
-        if service not in self.target.parts:
-            return False
-        coming = [name for name in self.select(service, old=False) if not self.counts(name)]
-        unjudged = any(self.seen(name).is_unjudged for name in coming)
-        return unjudged or (service in self.room_held and self.missing(service) > 0 and not coming)
-
-    def untried(self, known: Collection[str]) -> frozenset[str]:
-        """Return the services with a new set that none is wanted of, and that none of ever counted (`known`)."""
-        at_zero = {service for service, part in self.target.parts.items() if not part.replicas and self.is_new(service)}
-        return frozenset(at_zero - set(known))
 
     # -- how many there must be
 
@@ -416,9 +397,7 @@ class WorkloadReplicas:
             asked = [n for n in self.retire if n in self.replicas and self.replicas[n].service == service]
             asked = [n for n in asked if not self.is_other_set(n)]
             leaving = {n for n in asked if self.replicas[n].desired not in DESIRED_RUNNING}
-            # One that leaves and could take requests is called back where too few others are there.
-            is_full = self.missing(service) <= 0
-            chosen |= {n for n in leaving if is_full or self.seen(n).weight <= 0.0}
+            chosen |= leaving
             if rest := [n for n in asked if n not in leaving]:
                 failed = self._failed_replacements(service, rest)
                 chosen |= failed
@@ -466,14 +445,6 @@ class WorkloadReplicas:
         part = self.part(self.replicas[name].service)
         no_room = self.room.get(self.replicas[name].service, 1) <= 0 or part.surge == part.unavailable == 0
         return no_room and self.seen(name).fits_beside
-
-    def may_hand_over(self, name: str) -> bool:
-        """Return whether a replica that is replaced for its health may leave for one that stood by beside it: all
-        others count, or are unfit too."""
-        service = self.replicas[name].service
-        others = self.select(service, old=False, desired=(DesiredState.SERVE,))
-        enough = sum(self.counts(other) or other in self.retire for other in others) + 1
-        return name in self.retired and enough >= self.part(service).replicas
 
     def may_be_replaced(self, name: str) -> bool:
         """Return whether a replica that is replaced for its health may leave: its replacement counts, or there is no
@@ -551,7 +522,7 @@ def _hand_over(workload: WorkloadReplicas) -> None:
         elif (
             workload.seen(name).stage is ReplicaStage.STANDBY
             and one.service not in workload.paused
-            and (workload.is_enough(one.beside) or workload.may_hand_over(one.beside))
+            and (workload.is_enough(one.beside) or one.beside in workload.retired)
         ):
             workload.set_desired(name, DesiredState.SERVE)
             _leave(workload, one.beside)
@@ -677,7 +648,6 @@ class Observation(Struct, frozen=True, kw_only=True):
     refused: dict[str, str] = {}  # by a set's id: why none of it can ever be started here
     unchecked: frozenset[str] = frozenset()  # services whose new set needs a control's verdict, while no control leads
     retire: dict[str, str] = {}  # replicas in whose place control asks for another, and why
-    room_held: frozenset[str] = frozenset()  # services that would have room if others held none of it
 
 
 # -- what is remembered
@@ -703,8 +673,8 @@ class Downtime(Struct, frozen=True, forbid_unknown_fields=True):
         return max(self.longest_s, 0.0 if self.since_s is None else now_s - self.since_s)
 
 
-class RolloutState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that a rollout remembers."""
+class RolloutState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """All that a rollout remembers. Defaults are not written: readers of an earlier version refuse unknown fields."""
 
     version: int = VERSION
     phase: RolloutPhase = RolloutPhase.STEADY
@@ -724,8 +694,6 @@ class RolloutState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     extra_replicas_max: int = field(default=0, name="surged")  # the most of a service that there were beyond its count
     downtimes: dict[str, Downtime] = field(default_factory=dict, name="held")  # by service, of those that had any
     replaced: dict[str, ReplacementTries] = {}  # by service, of those that are not well
-    # Services of whose new set none was wanted when all else was in place: they are tried when first asked for.
-    untried: tuple[str, ...] = ()
 
     @property
     def tried(self) -> frozenset[str]:
@@ -736,13 +704,8 @@ class RolloutState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 NOTHING = RolloutState(target=Revision(number=0, parts={}))
 
 
-LATER_FIELDS = ("replaced", "untried")  # that earlier versions do not know, and refuse
-
-
 def encode(state: RolloutState) -> bytes:
-    """Return the state as it is written; later fields only where they say something."""
-    fields = msgspec.to_builtins(state)
-    return msgspec.json.encode({name: value for name, value in fields.items() if value or name not in LATER_FIELDS})
+    return msgspec.json.encode(state)
 
 
 def decode(data: bytes) -> RolloutState:
@@ -859,21 +822,13 @@ def next_deadline_s(state: RolloutState) -> float | None:
     trials = [until_s for until_s in state.trials.values() if until_s is not None]
     due += trials
     due += [one.retry_at_s for one in state.replaced.values() if one.retry_at_s]
-    if state.in_place_since_s is not None and not is_waiting_to_be_asked(state):
+    if state.in_place_since_s is not None:
         due.append(max(state.in_place_since_s + state.target.watch_s, *trials, 0.0))
     if state.phase in (RolloutPhase.ROLLING, RolloutPhase.UNDOING):
         running = {service: at.progress_at_s for service, at in state.progress.items() if at.paused_since_s is None}
-        running = {service: at_s for service, at_s in running.items() if not state.untried or service in state.untried}
         bounds_s = {service: part_of(service, state.target, state.stable).deadline_s for service in running}
         due += [moved_s + bounds_s[service] for service, moved_s in running.items()]
     return min(due, default=None)
-
-
-def is_waiting_to_be_asked(state: RolloutState) -> bool:
-    """Return whether a rollout is over but for new sets that none is wanted of."""
-    parts = state.target.parts
-    at_zero = [service for service in state.untried if service in parts and not parts[service].replicas]
-    return state.phase is RolloutPhase.ROLLING and bool(at_zero) and state.in_place_since_s is not None
 
 
 class _Step:
@@ -887,7 +842,7 @@ class _Step:
         self.workload = WorkloadReplicas(
             state.target, state.stable, replicas, observation.replicas, observation.room, now_s, serial
         )
-        self.workload.retire, self.workload.room_held = observation.retire, observation.room_held
+        self.workload.retire = observation.retire
 
     def run(self) -> Outcome:
         self._adopt_unknown()
@@ -902,7 +857,7 @@ class _Step:
         self._move_replicas()
         self._note_progress()
         self._note_downtimes()
-        self._apply(Trigger.WHOLE, self._is_over() and not self._note_untried())
+        self._apply(Trigger.WHOLE, self._is_over())
         self._emit_actions()
         return structs.replace(self.state, replicas=self.workload.replicas, serial=self.workload.serial), tuple(
             self.actions
@@ -926,8 +881,7 @@ class _Step:
             service, is_running = before[name].service, before[name].desired in DESIRED_RUNNING
             comes = any(one.service == service and n not in before for n, one in workload.replicas.items())
             leaves = is_running and name in workload.leaving(service)
-            in_place = leaves and workload.missing(service) > 0 and not workload.replacements(name)
-            if is_running and (comes or in_place):
+            if is_running and (comes or (leaves and workload.missing(service) > 0)):
                 count = replaced.get(service, ReplacementTries()).count + 1
                 retry_at_s = self.now_s + backoff_s(count, REPLACE_S, REPLACE_S_MAX)
                 replaced[service] = ReplacementTries(count, retry_at_s)
@@ -996,20 +950,6 @@ class _Step:
         if self.observation.unchecked:
             return False
         return state.tried == state.trials.keys() and self.now_s >= state.in_place_since_s + state.target.watch_s
-
-    def _note_untried(self) -> bool:
-        """Note new sets that none is wanted of, where all else is over and there is a way back; return whether there
-        are any: a bad one is found when it is first asked for, and can be undone only then."""
-        state = self.state
-        if state.stable is None or not (untried := self.workload.untried(state.trials)):
-            return False
-        if not untried <= set(state.untried):
-            names = ", ".join(sorted(untried))
-            text = f"revision {state.target.number} is in place but for {names}: 0 wanted; tried when first asked for"
-            self.actions.append(LogLine(text))
-        noted = tuple(sorted(untried.union(state.untried)))
-        self._set_state(structs.replace(state, phase=RolloutPhase.ROLLING, stuck="", untried=noted))
-        return True
 
     def _note_progress(self) -> None:
         """Note progress: one more that counts, or one less that is old and not leaving."""
@@ -1085,16 +1025,12 @@ class _Step:
         """Return why the new sets are bad, in one line; "": nothing shows it."""
         if self.state.phase is RolloutPhase.STEADY:
             return ""
-        new = filter(self._may_fail, filter(self.workload.is_new, self.state.target.parts))
+        new = filter(self.workload.is_new, self.state.target.parts)
         whys = (
             self._broken_reason(service) or self._error_rate_reason(service) or self._overdue_reason(service)
             for service in new
         )
         return next((why for why in whys if why), "")
-
-    def _may_fail(self, service: str) -> bool:
-        """Return False for what was in place already when only sets were left that none is wanted of."""
-        return not self.state.untried or service in self.state.untried
 
     def _broken_reason(self, service: str) -> str:
         if why := self.observation.refused.get(self.state.target.sets[service]):
@@ -1135,7 +1071,7 @@ class _Step:
 
     def _late_reason(self) -> str:
         """Return what is overdue although nothing is wrong with the new sets; "": nothing."""
-        for service in filter(self._may_fail, filter(self._is_overdue, self.state.progress)):
+        for service in filter(self._is_overdue, self.state.progress):
             if service in self.state.target.parts and (reason := self._overdue_reason(service)):
                 return reason
             if leavers := self.workload.leaving(service):
@@ -1160,7 +1096,6 @@ class _Step:
         bad = state.target.number
         self.actions.append(LogLine(f"revision {bad} is undone: {why}; going back to revision {back.number}"))
         changed = {"phase": RolloutPhase.UNDOING, "target": back, "undone": bad, "why": why, "stuck": ""}
-        changed["untried"] = ()
         self._set_state(structs.replace(state, **changed, progress={}, trials={}))
 
     def become_stuck(self, why: str) -> None:
@@ -1175,7 +1110,6 @@ class _Step:
         down = "".join(f"; no {name} served for {one.longest_s:.1f} s" for name, one in state.downtimes.items())
         self.actions.append(LogLine(f"revision {state.target.number} is in place{again}, after {after_s:.1f} s{down}"))
         changed = {"phase": RolloutPhase.STEADY, "stable": state.target, "stuck": "", "ended_s": self.now_s}
-        changed["untried"] = ()
         self._set_state(structs.replace(state, **changed, progress={}, trials={}, in_place_since_s=None))
 
     # -- what is said

@@ -21,7 +21,6 @@ from holdfast.rollout.machine import (
     RolloutPhase,
     RolloutState,
     WorkloadReplicas,
-    is_waiting_to_be_asked,
 )
 
 
@@ -90,7 +89,7 @@ def report(state: RolloutState, observation: Observation, now_s: float) -> Rollo
     workload = WorkloadReplicas(
         state.target, state.stable, replicas, observation.replicas, observation.room, now_s, state.serial
     )
-    workload.tried, workload.retire, workload.room_held = state.tried, observation.retire, observation.room_held
+    workload.tried, workload.retire = state.tried, observation.retire
     withheld = workload.choose_retired(state.replaced)
     names = sorted({*state.target.parts, *(one.service for one in state.replicas.values())})
     services = tuple(_service(workload, name, state.downtimes.get(name, Downtime()), withheld) for name in names)
@@ -103,7 +102,7 @@ def rollout_result(state: RolloutState) -> RolloutResult:
         return RolloutResult.STUCK
     if state.undone:
         return RolloutResult.UNDONE if state.phase is RolloutPhase.STEADY else RolloutResult.UNDER_WAY
-    if state.phase is RolloutPhase.STEADY or is_waiting_to_be_asked(state):
+    if state.phase is RolloutPhase.STEADY:
         return RolloutResult.DONE
     return RolloutResult.PAUSED if is_paused(state) else RolloutResult.UNDER_WAY
 
@@ -145,9 +144,6 @@ def _headline(state: RolloutState, services: tuple[ServiceStatus, ...], now_s: f
             return f"revision {number} is stuck: {state.stuck}; {counts}{'' if same else waits}"
         case RolloutPhase.ROLLING if is_paused(state):
             return f"revision {number} is paused: {counts}{waits}"
-        case RolloutPhase.ROLLING if is_waiting_to_be_asked(state):
-            names = ", ".join(sorted(state.untried))
-            return f"revision {number} is in place: {counts}; {names}: 0 wanted; tried when first asked for{waits}"
         case RolloutPhase.ROLLING if state.in_place_since_s is not None:
             watched_s = state.in_place_since_s + state.target.watch_s
             tried_s = max((until_s for until_s in state.trials.values() if until_s is not None), default=0.0)
@@ -192,8 +188,7 @@ def _service(workload: WorkloadReplicas, name: str, downtime: Downtime, withheld
         waits = f"{tried} is tried with customers' requests before others leave"
     elif not waits and wanted and workload.missing(name) > 0:
         no_room = workload.room.get(name, 1) <= 0
-        held = ": others hold it" if name in workload.room_held else ""
-        waits = f"there is no room for another {name}{held}" if no_room else f"another {name} is to be started"
+        waits = f"there is no room for another {name}" if no_room else f"another {name} is to be started"
     # One that is under way in whole seconds: a report that is the same is not written again.
     held_s = downtime.longest_s if downtime.since_s is None else float(int(downtime.until(workload.now_s)))
     unwell = bool(coming) and workload.seen(coming[0]).is_broken
@@ -227,8 +222,6 @@ def _waits(one: ReplicaState, seen: ObservedReplica) -> str:
             return f"is {seen.stage}"
     if not seen.admitted:
         return f"is not admitted by a frontend yet{why}"
-    if seen.is_unjudged:
-        return f"is not checked{why}"
     if seen.weight <= 0.0:
         return f"gets no traffic before its canary has passed{why}"
     return f"gets a part of its traffic until it is proven{why}"

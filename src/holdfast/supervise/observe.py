@@ -209,11 +209,10 @@ def observe(
     traffic: dict[str, dict[str, RequestCounts]] | None = None,
     refused: dict[str, str] | None = None,
     unchecked: frozenset[str] = frozenset(),
-    room_held: frozenset[str] = frozenset(),
 ) -> Observation:
     """Join what this machine shows with what the store says. `desired_states`: what every replica was last told to do;
     `fitting`: replicas beside which there is memory for one more; `unchecked`: services whose new sets a control should
-    check, while none leads; `room_held`: those that would have room if others held none of it."""
+    check, while none leads."""
     new = {(service, desired.sets.get(service)) for service in unchecked}
     unknown = {name for name, one in here.items() if (one.observed.service, one.observed.set_id) in new}
     replicas = {
@@ -231,7 +230,6 @@ def observe(
         traffic=traffic,
         refused=refused or {},
         unchecked=unchecked,
-        room_held=room_held,
         retire={name: record.replace for name, record in records.items() if record.replace},
     )
 
@@ -284,7 +282,5 @@ def _observe_running(
     found = structs.replace(seen, stage=stage, admitted=store.admits(instance), streams=store.streams(one.engines))
     refusal = store.refusal(where)
     if record is None and not store.is_led and not refusal:
-        unjudged = structs.replace(found, how=found.how or NO_CONTROL, is_unjudged=True)
-        return structs.replace(found, weight=1.0) if proven else unjudged
-    unheard = record is None or (HealthCause.UNCHECKED in record.standing.causes and not record.standing.heard_s)
-    return structs.replace(with_verdict(found, record, refusal), is_unjudged=unheard and not refusal)
+        return structs.replace(found, weight=1.0) if proven else structs.replace(found, how=found.how or NO_CONTROL)
+    return with_verdict(found, record, refusal)

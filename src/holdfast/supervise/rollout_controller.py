@@ -183,10 +183,6 @@ class RolloutController:
         active, claims = active_revision(desired, state), self._device_claims()
         sets = sets_of([(manifest, deployment.secret_digests)] if active is desired else self._kept_manifests())
         room = room_of(active, there, sets, self.context, claims)
-        jobs = (slot.job for slot in self._supervisor.slots.values() if slot.job.deployment == self.name)
-        own = device_claims(jobs, self.context.needs)
-        alone = room_of(active, there, sets, self.context, own)
-        room_held = frozenset(service for service, count in room.items() if count <= 0 < alone[service])
         fitting = with_memory_beside(active, sets, self.context, claims, self._devices_of(services))
         brought, since_s = new_sets(desired, state, now_s)
         traffic = self._traffic.of(now_s, brought, since_s)
@@ -205,7 +201,6 @@ class RolloutController:
             traffic=traffic,
             refused=refused,
             unchecked=unchecked,
-            room_held=room_held,
         )
 
     def _local_replicas(self, services: set[str]) -> dict[str, LocalReplica]:

@@ -36,7 +36,6 @@ class Body:
     is_shut: bool = False
     earned: bool = False  # its whole traffic, once
     unfit: str = ""  # why control asks for another in its place
-    is_unjudged: bool = False
 
     @property
     def counts(self) -> bool:
@@ -55,7 +54,6 @@ class Body:
             how=self.how,
             fits_beside=self.fits_beside,
             is_shut=self.is_shut,
-            is_unjudged=self.is_unjudged,
         )
 
 
@@ -72,8 +70,6 @@ class World:
     unchecked: frozenset[str] = frozenset()  # services whose new sets no control checks
     refused: dict[str, str] = field(default_factory=dict)  # sets that no device could hold
     names: set[str] = field(default_factory=set)  # ever used
-    room_held: frozenset[str] = frozenset()  # services whose room others hold
-    is_judging: bool = True  # control checks what comes up
 
     def observe(self, desired: Revision) -> m.Observation:
         return m.Observation(
@@ -83,7 +79,6 @@ class World:
             traffic={"worker": dict(self.traffic), "frontend": dict(self.answers)},
             refused=dict(self.refused),
             unchecked=self.unchecked,
-            room_held=self.room_held,
             retire={name: body.unfit for name, body in self.bodies.items() if body.unfit},
         )
 
@@ -149,11 +144,6 @@ class World:
     def _serve(self, body: Body, fate: str) -> None:
         if body.unfit:
             return  # it stays as control has it
-        body.is_unjudged = not self.is_judging and not body.earned
-        if body.is_unjudged:
-            body.admitted, body.how = True, "control has not checked it yet"
-            return
-        body.how = ""
         if fate == "unfit" and body.admitted:
             body.unfit = "its canaries fail"
         elif fate == "refused":
