@@ -427,7 +427,7 @@ class WorkloadReplicas:
             others = any(self.takes_requests(other) for other in own if other != name)
             if place >= max(1, part.replicas // 4):
                 withheld[name] = "another is replaced first"
-            elif place < under_way or self.replacements(name):
+            elif place < under_way:
                 chosen.add(name)
             elif is_too_soon:
                 withheld[name] = "another was started not long ago, and the next one waits"
@@ -517,8 +517,6 @@ def _hand_over(workload: WorkloadReplicas) -> None:
         host = workload.replicas.get(one.beside)
         if host is None or host.desired is not DesiredState.SERVE:
             workload.set_desired(name, DesiredState.SERVE)
-        elif not workload.is_old(one.beside):  # it was unfit, and has recovered
-            workload.set_desired(name, DesiredState.STOP)
         elif (
             workload.seen(name).stage is ReplicaStage.STANDBY
             and one.service not in workload.paused
