@@ -89,19 +89,6 @@ class Story:
             self.driver.world.kill(name)
         self._tell(self.driver.step())
 
-    def do_unfit(self, rest: str) -> None:
-        """Control asks for another in a replica's place, and leaves it this weight: `unfit worker-1 0.5 why`."""
-        name, weight, why = rest.split(" ", 2)
-        body = self.driver.world.bodies[name]
-        body.unfit, body.weight = why, float(weight)
-        self._tell(self.driver.step())
-
-    def do_fit(self, rest: str) -> None:
-        """A replica recovers."""
-        body = self.driver.world.bodies[rest]
-        body.unfit, body.weight = "", 1.0
-        self._tell(self.driver.step())
-
     def do_streams(self, rest: str) -> None:
         """A replica has so many; one ends each second when it drains."""
         name, _, count = rest.partition("=")

@@ -278,18 +278,6 @@ def test_without_a_verdict_it_counts_only_where_no_control_leads_and_its_set_is_
     assert observe(other, here, unled, {}, unchecked=frozenset({SERVING.service})).replicas["Worker-1"].weight == 1.0
 
 
-def test_a_replica_is_retired_for_its_health_by_controls_word_alone() -> None:
-    """Also where that control leads no more; a device at fault takes no second engine beside it."""
-    here = {"Worker-1": LocalReplica(SERVING, ("w",))}
-    for cause, fits in ((HealthCause.CANARY_FAILING, True), (HealthCause.DEVICE_SICK, False)):
-        kept = structs.replace(HealthRecord(name="w"), standing=WorkerStanding(weight=0.5, causes={cause: "no"}))
-        for replace, retire in (("no", {"Worker-1": "no"}), ("", {})):
-            store = said(report("2a"), verdict=GOOD, led=False)
-            store.verdicts[KEY.path] = structs.replace(kept, replace=replace)
-            look = observe(WISH, here, store, {}, fitting=["Worker-1"])
-            assert (look.retire, look.replicas["Worker-1"].fits_beside) == (retire, fits)
-
-
 def test_who_stands_by_does_so_once_its_canary_passed() -> None:
     """Before that it only starts, so that nobody leaves for it; and frontends have nothing to do with it."""
     assert seen_with(said(report()), DesiredState.STAND_BY).stage is ReplicaStage.STARTING

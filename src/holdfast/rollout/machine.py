@@ -29,13 +29,6 @@ requests that find no replica are held. A draining replica that is desired again
 a whole service that is no longer desired leaves last. There are never more than replicas and surge, each in its own
 place; to move twice, as things are, is to move once.
 
-Replaced for its health: control asks for another engine in a replica's place (`Observation.retire`). Such a replica
-is treated as one of another set for who leaves, without a trial and without an undo: with room another is started, and
-it leaves when that one counts; if it recovers first, the other one leaves. Without room it leaves first only if it
-takes no requests and another of its service does; else it serves on. One replica of a service is replaced at a time, or
-a quarter of them, each next attempt that does not help comes later than the last, and a service whose set is being
-replaced is left to that.
-
 Always true: a revision is undone at most once, to one that was in place; what is paused stands still, and so does its
 deadline, but an undo is never paused; a new set of workers that no control can check waits as if it were paused; a
 replica that is observed and not known is adopted, and leaves by the same rules; a trigger that has no entry in the
@@ -45,16 +38,14 @@ table changes nothing. No I/O, no clock: `now_s` is wall time and is an argument
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from dataclasses import field as dataclass_field
 from enum import StrEnum
 from fractions import Fraction
 
 import msgspec
 from msgspec import Struct, field, structs
 
-from holdfast.core.backoff import backoff_s
 from holdfast.health.bounds import Count, UnixS
 from holdfast.rollout.revision import Pair, Part, Revision, changes
 from holdfast.rollout.trial import TRIAL_S, RequestCounts, SetTrial
@@ -63,8 +54,6 @@ from holdfast.rollout.trial import TRIAL_S, RequestCounts, SetTrial
 
 
 CRASHES_MAX = 3  # in a row: one may be a person's kill, two its echo
-# Between two replacements of a service for its health, where the first did not help: doubled each time.
-REPLACE_S, REPLACE_S_MAX = 30.0, 600.0
 
 
 class DesiredState(StrEnum):
@@ -123,13 +112,6 @@ class ReplicaState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     beside: str = ""  # whose device it shares, and whom it takes over from
 
 
-class ReplacementTries(Struct, frozen=True, forbid_unknown_fields=True):
-    """The attempts to replace replicas of a service for their health, since one of them or the service was well."""
-
-    count: Count = 0  # without success
-    retry_at_s: UnixS = 0.0  # not before that again; 0: at any time
-
-
 # -- which replicas count, and which may leave
 
 
@@ -155,9 +137,6 @@ class WorkloadReplicas:
     paused: frozenset[str] = frozenset()
     is_undo: bool = False  # what leaves is bad
     tried: frozenset[str] = frozenset()  # services whose new set was, by its customers
-    # Replicas in whose place control asks for another, and why.
-    retire: Mapping[str, str] = dataclass_field(default_factory=dict)
-    retired: frozenset[str] = frozenset()  # those of them that are being replaced now
 
     # -- what is there
 
@@ -176,14 +155,9 @@ class WorkloadReplicas:
             return False
         return seen.weight >= 1.0 or (one.counted and seen.weight > 0.0)
 
-    def serving(self, name: str) -> tuple[bool, bool, float]:
-        """Return a key that puts those first that are unfit or serve least: they leave before others."""
-        return self.counts(name), name not in self.retire, self.seen(name).weight
-
-    def takes_requests(self, name: str) -> bool:
-        seen = self.seen(name)
-        serves = self.replicas[name].desired is DesiredState.SERVE and seen.stage is ReplicaStage.SERVING
-        return serves and seen.admitted and seen.weight > 0.0
+    def serving(self, name: str) -> tuple[bool, float]:
+        """Return a key that puts those first that serve least: they leave before others."""
+        return self.counts(name), self.seen(name).weight
 
     def is_served(self, service: str) -> bool:
         """Return whether a replica takes requests. One that should drain does until all frontends have read that; they
@@ -195,14 +169,10 @@ class WorkloadReplicas:
             for desired, seen in taking
         )
 
-    def is_other_set(self, name: str) -> bool:
+    def is_old(self, name: str) -> bool:
         one = self.replicas[name]
         part = self.target.parts.get(one.service)
         return part is None or part.set_id != one.set_id
-
-    def is_old(self, name: str) -> bool:
-        """Return whether another takes its place: it is of another set, or replaced for its health."""
-        return name in self.retired or self.is_other_set(name)
 
     def select(self, service: str, *, old: bool, desired: tuple[DesiredState, ...] = DESIRED_RUNNING) -> list[str]:
         """Return the replicas of a service's desired set, or of any other."""
@@ -290,12 +260,9 @@ class WorkloadReplicas:
             return max(1, part.unavailable)
         return 0 if part.surge and self.is_on_trial(service) else part.unavailable
 
-    def has_other_sets(self, service: str) -> bool:
-        return any(one.service == service and self.is_other_set(name) for name, one in self.replicas.items())
-
     def is_on_trial(self, service: str) -> bool:
         """Return whether a new set has not shown yet that it can take over from others that are still there."""
-        if not self.is_new(service) or not self.has_other_sets(service):
+        if not self.is_new(service) or not self.select(service, old=True, desired=tuple(DesiredState)):
             return False
         new = self.select(service, old=False, desired=tuple(DesiredState))
         return service not in self.tried or not any(self.replicas[name].counted for name in new)
@@ -333,8 +300,7 @@ class WorkloadReplicas:
         moving = [
             n for n, one in self.replicas.items() if one.service == service and one.desired is not DesiredState.SERVE
         ]
-        is_quiet = all(self.counts(name) or name in self.retire for name in self.select(service, old=False))
-        return self.missing(service) > 0 and not moving and is_quiet
+        return self.missing(service) > 0 and not moving and all(map(self.counts, self.select(service, old=False)))
 
     def blocks_a_place(self, name: str) -> bool:
         """Return whether it is of a set that is undone, does not count, and has the place that one which could serve
@@ -357,8 +323,6 @@ class WorkloadReplicas:
     def may_leave(self, name: str) -> bool:
         """Return whether it may leave. One that never counted, is broken, has lost its peers or blocks a place takes
         nothing away; any other may leave only if enough are left."""
-        if name in self.retired:
-            return self.may_be_replaced(name)
         takes_nothing = not self.counts(name) and (self.seen(name).is_broken or not self.replicas[name].counted)
         return takes_nothing or self.has_lost_peers(name) or self.blocks_a_place(name) or self.is_enough(name)
 
@@ -385,81 +349,6 @@ class WorkloadReplicas:
         others = [n for n, one in self.replicas.items() if n != name and (one.service, one.set_id) == own]
         there = [n for n in others if self.replicas[n].desired is not DesiredState.STOP]
         return not any(self.seen(other).stage in (ReplicaStage.SERVING, ReplicaStage.DRAINING) for other in there)
-
-    # -- which are replaced for their health
-
-    def choose_retired(self, tries: Mapping[str, ReplacementTries]) -> dict[str, str]:
-        """Set the replicas that are replaced now; return those in whose place another is asked for and does not come
-        now, with the reason."""
-        chosen: set[str] = set()
-        withheld: dict[str, str] = {}
-        for service in self.target.parts:
-            asked = [n for n in self.retire if n in self.replicas and self.replicas[n].service == service]
-            asked = [n for n in asked if not self.is_other_set(n)]
-            leaving = {n for n in asked if self.replicas[n].desired not in DESIRED_RUNNING}
-            chosen |= leaving
-            if rest := [n for n in asked if n not in leaving]:
-                failed = self._failed_replacements(service, rest)
-                chosen |= failed
-                withheld |= self._choose(service, [n for n in rest if n not in failed], len(failed), tries, chosen)
-        self.retired = frozenset(chosen)
-        return withheld
-
-    def _failed_replacements(self, service: str, asked: list[str]) -> set[str]:
-        """Return the replacements under way that are broken or unfit themselves: they never counted."""
-        own = self.select(service, old=False)
-        fails = [n for n in own if not self.replicas[n].counted and (n in asked or self.seen(n).is_broken)]
-        extra = max(0, len(own) - self.target.parts[service].replicas)
-        return set(fails[len(fails) - min(extra, len(fails)) :])
-
-    def _choose(
-        self, service: str, asked: list[str], failed: int, tries: Mapping[str, ReplacementTries], chosen: set[str]
-    ) -> dict[str, str]:
-        """Add to those chosen of one service; return why others of it are not."""
-        part, withheld = self.target.parts[service], dict[str, str]()
-        if service in self.paused or self.has_other_sets(service):
-            return dict.fromkeys(asked, f"{service} is being rolled out")
-        own = self.select(service, old=False)
-        under_way, places = len(own) - failed - part.replicas, self.free_places(service)
-        is_too_soon = self.now_s < tries.get(service, ReplacementTries()).retry_at_s
-        order = sorted(asked, key=lambda name: (not self.replacements(name), self.serving(name)))
-        for place, name in enumerate(order):
-            others = any(self.takes_requests(other) for other in own if other != name)
-            if place >= max(1, part.replicas // 4):
-                withheld[name] = "another is replaced first"
-            elif place < under_way:
-                chosen.add(name)
-            elif is_too_soon:
-                withheld[name] = "another was started not long ago, and the next one waits"
-            elif places > 0:
-                places -= 1
-                chosen.add(name)
-            elif self.may_stand_beside(name) or (others and not self.takes_requests(name)):
-                chosen.add(name)
-            else:
-                withheld[name] = f"there is no room for another {service}, and it is the last that serves"
-        return withheld
-
-    def may_stand_beside(self, name: str) -> bool:
-        """Return whether its replacement may stand by on its device, because there is no other place."""
-        part = self.part(self.replicas[name].service)
-        no_room = self.room.get(self.replicas[name].service, 1) <= 0 or part.surge == part.unavailable == 0
-        return no_room and self.seen(name).fits_beside
-
-    def may_be_replaced(self, name: str) -> bool:
-        """Return whether a replica that is replaced for its health may leave: its replacement counts, or there is no
-        place for one, it takes no requests, and another does. Others that are unfit too, and wait for their turn, are
-        not waited for."""
-        one = self.replicas[name]
-        if not one.counted and not self.takes_requests(name):
-            return True
-        here = self.select(one.service, old=False)
-        if sum(self.counts(other) or other in self.retire for other in here) >= self.part(one.service).replicas:
-            return True
-        if self.takes_requests(name) or self.may_stand_beside(name):
-            return False
-        has_place = self.missing(one.service) <= 0 or self.free_places(one.service) > 0
-        return not has_place and any(map(self.takes_requests, here))
 
     # -- what changes
 
@@ -520,7 +409,7 @@ def _hand_over(workload: WorkloadReplicas) -> None:
         elif (
             workload.seen(name).stage is ReplicaStage.STANDBY
             and one.service not in workload.paused
-            and (workload.is_enough(one.beside) or one.beside in workload.retired)
+            and workload.is_enough(one.beside)
         ):
             workload.set_desired(name, DesiredState.SERVE)
             _leave(workload, one.beside)
@@ -645,7 +534,6 @@ class Observation(Struct, frozen=True, kw_only=True):
     traffic: dict[str, dict[str, RequestCounts]] | None = {}
     refused: dict[str, str] = {}  # by a set's id: why none of it can ever be started here
     unchecked: frozenset[str] = frozenset()  # services whose new set needs a control's verdict, while no control leads
-    retire: dict[str, str] = {}  # replicas in whose place control asks for another, and why
 
 
 # -- what is remembered
@@ -671,8 +559,8 @@ class Downtime(Struct, frozen=True, forbid_unknown_fields=True):
         return max(self.longest_s, 0.0 if self.since_s is None else now_s - self.since_s)
 
 
-class RolloutState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """All that a rollout remembers. Defaults are not written: readers of an earlier version refuse unknown fields."""
+class RolloutState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that a rollout remembers."""
 
     version: int = VERSION
     phase: RolloutPhase = RolloutPhase.STEADY
@@ -691,7 +579,6 @@ class RolloutState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     in_place_since_s: UnixS | None = field(default=None, name="whole_s")  # None: not everything is in place
     extra_replicas_max: int = field(default=0, name="surged")  # the most of a service that there were beyond its count
     downtimes: dict[str, Downtime] = field(default_factory=dict, name="held")  # by service, of those that had any
-    replaced: dict[str, ReplacementTries] = {}  # by service, of those that are not well
 
     @property
     def tried(self) -> frozenset[str]:
@@ -733,12 +620,7 @@ def restore(state: RolloutState, now_s: float) -> RolloutState:
     for service, away in state.downtimes.items():
         downtimes[service] = structs.replace(away, since_s=None if away.since_s is None else min(away.since_s, now_s))
     trials = {key: None if until_s is None else min(until_s, now_s + TRIAL_S) for key, until_s in state.trials.items()}
-    replaced = {
-        service: structs.replace(one, retry_at_s=min(one.retry_at_s, now_s + REPLACE_S_MAX))
-        for service, one in state.replaced.items()
-    }
     changed = {"replicas": replicas, "progress": progress, "trials": trials, "downtimes": downtimes}
-    changed["replaced"] = replaced
     return structs.replace(state, **changed, in_place_since_s=whole_s)
 
 
@@ -819,7 +701,6 @@ def next_deadline_s(state: RolloutState) -> float | None:
     due += [one.drain_until_s for one in state.replicas.values() if one.drain_until_s is not None]
     trials = [until_s for until_s in state.trials.values() if until_s is not None]
     due += trials
-    due += [one.retry_at_s for one in state.replaced.values() if one.retry_at_s]
     if state.in_place_since_s is not None:
         due.append(max(state.in_place_since_s + state.target.watch_s, *trials, 0.0))
     if state.phase in (RolloutPhase.ROLLING, RolloutPhase.UNDOING):
@@ -840,7 +721,6 @@ class _Step:
         self.workload = WorkloadReplicas(
             state.target, state.stable, replicas, observation.replicas, observation.room, now_s, serial
         )
-        self.workload.retire = observation.retire
 
     def run(self) -> Outcome:
         self._adopt_unknown()
@@ -852,7 +732,7 @@ class _Step:
         elif why := self._late_reason():
             self._apply(Trigger.BLOCKED, True, why)
         self._note_trials()
-        self._move_replicas()
+        move_replicas(self.workload)
         self._note_progress()
         self._note_downtimes()
         self._apply(Trigger.WHOLE, self._is_over())
@@ -860,34 +740,6 @@ class _Step:
         return structs.replace(self.state, replicas=self.workload.replicas, serial=self.workload.serial), tuple(
             self.actions
         )
-
-    def _move_replicas(self) -> None:
-        """Move all, and note which are replaced for their health. That is no part of a revision's progress."""
-        workload, replaced = self.workload, dict(self.state.replaced)
-        for service, tries in list(replaced.items()):
-            if tries.retry_at_s and self.now_s >= tries.retry_at_s:
-                replaced[service] = structs.replace(tries, retry_at_s=0.0)
-            asked = any(one.service == service and n in workload.retire for n, one in workload.replicas.items())
-            if service not in workload.target.parts or (
-                not replaced[service].retry_at_s and not asked and workload.is_up(service)
-            ):
-                del replaced[service]
-        workload.choose_retired(replaced)
-        before = dict(workload.replicas)
-        move_replicas(workload)
-        for name in workload.retired & before.keys():
-            service, is_running = before[name].service, before[name].desired in DESIRED_RUNNING
-            comes = any(one.service == service and n not in before for n, one in workload.replicas.items())
-            leaves = is_running and name in workload.leaving(service)
-            if is_running and (comes or (leaves and workload.missing(service) > 0)):
-                count = replaced.get(service, ReplacementTries()).count + 1
-                retry_at_s = self.now_s + backoff_s(count, REPLACE_S, REPLACE_S_MAX)
-                replaced[service] = ReplacementTries(count, retry_at_s)
-                self.actions.append(LogLine(f"{name} is to be replaced: {workload.retire.get(name, '')}"))
-            elif leaves and before[name].counted and service in replaced:
-                replaced[service] = structs.replace(replaced[service], count=0)  # its replacement counts
-        workload.retired = frozenset()
-        self._set_state(structs.replace(self.state, replaced=replaced))
 
     def _apply(self, trigger: Trigger, holds: bool, why: str = "") -> None:
         """Make the transition of a trigger, if the observation shows it."""

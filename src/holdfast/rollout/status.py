@@ -5,8 +5,6 @@ Always true: every phase has its line, and says what it waits for where it waits
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from msgspec import Struct, field
 
 from holdfast.core.enums import OpenStrEnum
@@ -45,11 +43,10 @@ class ServiceStatus(Struct, frozen=True):
     waits_for: str = ""
     held_s: float = 0.0  # how long requests found no replica during this rollout, at a stretch
     is_unwell: bool = False  # one of the wanted set is broken, and what is waited for says which
-    replacing: str = ""  # which replica is replaced for its health, or should be, and why
 
     def __str__(self) -> str:
         old = f", {self.old} of an earlier set" if self.old else ""
-        waits = "".join(f"; {text}" for text in (self.replacing, self.waits_for) if text)
+        waits = f"; {self.waits_for}" if self.waits_for else ""
         down = f"; none did for {self.held_s:.1f} s" if self.held_s else ""
         return f"{self.name}: {self.new} of {self.wanted} serve{old}{down}{waits}"
 
@@ -74,11 +71,6 @@ class RolloutReport(Struct, frozen=True):
         return self.state is RolloutResult.DONE and any(one.is_unwell for one in self.services)
 
     @property
-    def is_replacing(self) -> bool:
-        """Whether what was asked for is in place, and a replica is replaced for its health, or should be."""
-        return self.state is RolloutResult.DONE and any(one.replacing for one in self.services)
-
-    @property
     def serves(self) -> bool:
         """Whether a replica of every desired service serves."""
         return bool(self.services) and all(one.new + one.old > 0 for one in self.services if one.wanted)
@@ -89,10 +81,9 @@ def report(state: RolloutState, observation: Observation, now_s: float) -> Rollo
     workload = WorkloadReplicas(
         state.target, state.stable, replicas, observation.replicas, observation.room, now_s, state.serial
     )
-    workload.tried, workload.retire = state.tried, observation.retire
-    withheld = workload.choose_retired(state.replaced)
+    workload.tried = state.tried
     names = sorted({*state.target.parts, *(one.service for one in state.replicas.values())})
-    services = tuple(_service(workload, name, state.downtimes.get(name, Downtime()), withheld) for name in names)
+    services = tuple(_service(workload, name, state.downtimes.get(name, Downtime())) for name in names)
     headline = _unchecked(state, observation) or _headline(state, services, now_s)
     return RolloutReport(rollout_result(state), state.desired_number, headline, services)
 
@@ -124,8 +115,7 @@ def _headline(state: RolloutState, services: tuple[ServiceStatus, ...], now_s: f
     number, undone = state.target.number, state.undone
     counts = ", ".join(f"{one.name} {one.new} of {one.wanted}" for one in services) or "nothing runs"
     first = sorted(services, key=lambda one: not one.is_unwell)
-    waits = "".join(f"; {one.replacing}" for one in services if one.replacing)
-    waits += next((f"; {one.waits_for}" for one in first if one.waits_for), "")
+    waits = next((f"; {one.waits_for}" for one in first if one.waits_for), "")
     if state.desired_number == 0:
         return "no manifest has been applied yet"
     match state.phase:
@@ -158,26 +148,10 @@ def _is_unwell(services: tuple[ServiceStatus, ...]) -> bool:
     return any(one.is_unwell for one in services)
 
 
-def _replacing(workload: WorkloadReplicas, service: str, withheld: Mapping[str, str]) -> str:
-    """Return which replicas of a service are replaced for their health, or should be, and why; "": none is."""
-    own = [name for name in workload.retire if name in workload.replicas]
-    own = [name for name in own if workload.replicas[name].service == service]
-    now = [f"{name} is being replaced: {workload.retire[name]}" for name in own if name in workload.retired]
-    later = [
-        f"{name} should be replaced ({workload.retire[name]}), but {withheld[name]}" for name in own if name in withheld
-    ]
-    return "; ".join([*now, *later])
-
-
-def _service(workload: WorkloadReplicas, name: str, downtime: Downtime, withheld: Mapping[str, str]) -> ServiceStatus:
+def _service(workload: WorkloadReplicas, name: str, downtime: Downtime) -> ServiceStatus:
     wanted = workload.target.parts[name].replicas if name in workload.target.parts else 0
-    counting = [
-        key
-        for key, one in workload.replicas.items()
-        if one.service == name and one.desired in DESIRED_RUNNING and workload.counts(key)
-    ]
-    old = sum(map(workload.is_other_set, counting))
-    new = len(counting) - old
+    new = sum(map(workload.counts, workload.select(name, old=False)))
+    old = sum(map(workload.counts, workload.select(name, old=True)))
     own = [key for key, one in workload.replicas.items() if one.service == name]
     coming = [key for key in own if not workload.is_old(key) and not workload.counts(key)]
     coming.sort(key=lambda key: not workload.seen(key).is_broken)
@@ -192,8 +166,7 @@ def _service(workload: WorkloadReplicas, name: str, downtime: Downtime, withheld
     # One that is under way in whole seconds: a report that is the same is not written again.
     held_s = downtime.longest_s if downtime.since_s is None else float(int(downtime.until(workload.now_s)))
     unwell = bool(coming) and workload.seen(coming[0]).is_broken
-    replacing = _replacing(workload, name, withheld)
-    return ServiceStatus(name, wanted, new, old, len(own), waits, held_s, unwell, replacing)
+    return ServiceStatus(name, wanted, new, old, len(own), waits, held_s, unwell)
 
 
 def _waits(one: ReplicaState, seen: ObservedReplica) -> str:

@@ -6,9 +6,6 @@ and it was not told to serve. A frontend that knows no worker to send requests t
 none. Where no control leads nothing is checked: a worker without a verdict has its whole weight if its set was in place
 before, and none if the revision brings its set.
 
-In whose place another is needed is control's word (`HealthRecord.replace`); it holds while a replica that should serve
-runs, whether that control still leads or not. A device at fault takes no second engine.
-
 A permanent fault is what no waiting mends and what may be the revision's fault. A device that is lost, a worker that is
 slow, silent or unreachable, or one that was not checked yet, only does not count. A spare counts: it is sound, and kept
 without traffic on purpose.
@@ -45,7 +42,6 @@ PERMANENT_FAULTS = {
     HealthCause.CANARY_FAILING: "fails its canaries",
     HealthCause.ENGINE: "says that its engine cannot go on",
 }
-DEVICE_FAULTS = frozenset({HealthCause.DEVICE_LOST, HealthCause.DEVICE_SICK})
 UNCHECKED = "control has not checked it yet"
 
 
@@ -219,25 +215,10 @@ def observe(
         name: _observe_replica(one, store, desired_states.get(name), proven=name not in unknown)
         for name, one in here.items()
     }
-    records = {name: record for name, one in here.items() if (record := _verdict_on(one, store)) is not None}
-    faulty = {name for name, record in records.items() if not DEVICE_FAULTS.isdisjoint(record.standing.causes)}
-    beside = [name for name in fitting if name in replicas and name not in faulty]
-    replicas |= {name: structs.replace(replicas[name], fits_beside=True) for name in beside}
+    replicas |= {name: structs.replace(replicas[name], fits_beside=True) for name in fitting if name in replicas}
     return Observation(
-        desired=desired,
-        replicas=replicas,
-        room=room or {},
-        traffic=traffic,
-        refused=refused or {},
-        unchecked=unchecked,
-        retire={name: record.replace for name, record in records.items() if record.replace},
+        desired=desired, replicas=replicas, room=room or {}, traffic=traffic, refused=refused or {}, unchecked=unchecked
     )
-
-
-def _verdict_on(one: LocalReplica, store: StoreObservation) -> HealthRecord | None:
-    """Return control's verdict on the engine of a replica that leads; None: there is none."""
-    where = next((store.leading[name] for name in one.engines if name in store.leading), None)
-    return store.verdicts.get(where.path) if where is not None else None
 
 
 def sources_of(here: Mapping[str, LocalReplica], store: StoreObservation) -> dict[str, tuple[str, str]]:

@@ -35,7 +35,6 @@ class Body:
     fits_beside: bool = False
     is_shut: bool = False
     earned: bool = False  # its whole traffic, once
-    unfit: str = ""  # why control asks for another in its place
 
     @property
     def counts(self) -> bool:
@@ -79,7 +78,6 @@ class World:
             traffic={"worker": dict(self.traffic), "frontend": dict(self.answers)},
             refused=dict(self.refused),
             unchecked=self.unchecked,
-            retire={name: body.unfit for name, body in self.bodies.items() if body.unfit},
         )
 
     def room(self, service: str) -> int:
@@ -142,11 +140,7 @@ class World:
             body.fits_beside = body.service in self.roomy
 
     def _serve(self, body: Body, fate: str) -> None:
-        if body.unfit:
-            return  # it stays as control has it
-        if fate == "unfit" and body.admitted:
-            body.unfit = "its canaries fail"
-        elif fate == "refused":
+        if fate == "refused":
             body.trouble = "has a card that is refused: another tokenizer"
         elif not body.admitted:
             body.admitted = True

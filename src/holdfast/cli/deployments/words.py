@@ -27,7 +27,6 @@ STATES = {
 }
 UNHEARD = "not carried out"
 UNWELL = "unwell"  # in place, and one of its replicas is in trouble
-REPLACING = "replacing"  # in place, and a replica is replaced for its health, or should be
 GOOD, BAD = ("in place",), ("stuck", "undone", UNHEARD, UNWELL)
 
 
@@ -45,8 +44,6 @@ def state_of(seen: Seen) -> str:
         return "stuck"
     if seen.report is not None and seen.report.is_unwell:
         return UNWELL
-    if seen.report is not None and seen.report.is_replacing:
-        return REPLACING
     if seen.report is None or (seen.report.state is RolloutResult.DONE and not seen.report.is_done):
         return STATES[RolloutResult.UNDER_WAY]
     return STATES.get(seen.report.state, seen.report.state)  # as it is, if a newer version wrote it
@@ -94,8 +91,7 @@ def as_object(seen: Seen) -> dict[str, Any]:
 
 def _service(one: Any) -> dict[str, Any]:
     waits = {"waitsFor": one.waits_for} if one.waits_for else {}
-    replacing = {"replacing": one.replacing} if one.replacing else {}
-    return {"replicas": one.wanted, "ready": one.new, "earlier": one.old, "there": one.there, **waits, **replacing}
+    return {"replicas": one.wanted, "ready": one.new, "earlier": one.old, "there": one.there, **waits}
 
 
 def written(found: Sequence[dict[str, Any]], form: str, *, is_list: bool) -> str:
