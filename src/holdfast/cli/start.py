@@ -59,7 +59,7 @@ class UpCommand(CommandOptions, frozen=True):
         ),
     ] = False
     dry_run: Annotated[
-        bool, about("Print the manifest that means the same as these options (for `up -f`), and start nothing.")
+        bool, about("Print these options as a manifest for `up -f`; start nothing.", flag="--dry-run")
     ] = False
     spec: Annotated[DeploymentSpec, about("The deployment.")] = DeploymentSpec("")
     device: Annotated[

@@ -1,8 +1,8 @@
 """Decides for which workers control asks for another engine in their place (`HealthRecord.replace`). Pure.
 
-This is the only definition of "unfit": rollouts (`rollout/machine.py`) and fleets (`fleet/counts.py`) replace a replica
-for its health if, and only if, control asks for it. Control asks in the same record in which it keeps the last worker
-of a set serving (`last_resort.py`), so asking takes no traffic from any worker.
+This is the only definition of "unfit": a fleet (`fleet/counts.py`) replaces a replica for its health if, and only if,
+control asks for it. Control asks in the same record in which it keeps the last worker of a set serving
+(`last_resort.py`), so asking takes no traffic from any worker.
 
 A worker is asked for when one of its causes has lasted for its time in `REPLACE_AFTER_S`, and until it has weight by
 its own merit again. A cause without a time never asks: the worker still serves (slow, a first failed canary), is judged
