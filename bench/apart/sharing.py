@@ -12,8 +12,7 @@ from typing import Any
 
 from bench.apart.twins import LONG, PROMPTS, SAME, SHORT, WAIT_S, Twin, Words, alone, answer, door, manifest, one_store
 from holdfast.rollout.machine import RolloutPhase
-from holdfast.rollout.records import applied, change_desired
-from holdfast.rollout.revision import revision_of
+from holdfast.rollout.records import AskedManifest, applied, change_desired
 from holdfast.spec.manifest.checking import check
 from holdfast.store.opening import open_store
 from holdfast.testing.clients import open_client
@@ -77,7 +76,7 @@ async def _replace(twin: Twin, url: str) -> float:
     store = open_store(url, SocketNetwork(), random.Random(1))
     await store.start()
     try:
-        await change_desired(store, twin.name, applied(text, revision_of(read, 1).digest, time.time()))
+        await change_desired(store, twin.name, applied(AskedManifest.of(text, read), time.time()))
     finally:
         await store.close()
     await until(lambda: _is_second(twin), f"the second revision of {twin.name}", WAIT_S)

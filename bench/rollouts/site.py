@@ -28,8 +28,7 @@ from holdfast.discovery.keys import REPORTS, ROLLOUTS
 from holdfast.roles import rolled
 from holdfast.rollout import machine
 from holdfast.rollout.machine import DesiredState, RolloutPhase, RolloutState
-from holdfast.rollout.records import applied, change_desired
-from holdfast.rollout.revision import revision_of
+from holdfast.rollout.records import AskedManifest, applied, change_desired
 from holdfast.spec.manifest.checking import check
 from holdfast.store.contract import Put, Snapshot, Store
 from holdfast.store.mirror import Mirror
@@ -132,7 +131,7 @@ class Site(DeploymentRig):
         manifest = check(text.encode()).manifest
         assert manifest is not None, check(text.encode()).problems
         undone = self.state.undone if self.state.phase is RolloutPhase.STEADY else 0
-        change = applied(text, revision_of(manifest, 1).digest, time.time(), undone=undone)
+        change = applied(AskedManifest.of(text, manifest), time.time(), undone=undone)
         return (await change_desired(self.store, NAME, change)).revision
 
     async def settled(self, number: int, shape: Shape) -> None:

@@ -101,7 +101,7 @@ async def test_a_change_is_applied_and_waited_for(desk: Desk) -> None:
         assert done.stdout.endswith("chat: revision 2 is in place: Frontend 2 of 2\n"), done
         more = await desk.apply(text("two", 3), "--wait", "-o", "json")
         assert more.returncode == 0, more
-        assert json.loads(more.stdout)["status"]["revision"] == 3
+        assert json.loads(more.stdout)["status"]["revision"] == 2, "how many there are is no part of a revision"
         assert "Frontend 3 of 3" in more.stderr
 
 
@@ -179,14 +179,17 @@ async def test_it_is_paused_resumed_and_undone(desk: Desk) -> None:
             stays = await desk.say("rollout", "resume")
             assert stays.returncode == 1, stays
             assert "Frontend of chat stays paused by its manifest (rollout.paused): change it there" in stays.stderr
-        assert (await desk.apply(text("one"), "--wait")).returncode == 0  # revision 3; the manifest's pause was 2
+        assert (await desk.apply(text("one"), "--wait")).returncode == 0  # of the same sets, so still revision 1
+        rules = await desk.say("rollout", "undo")
+        assert rules.returncode == 1, rules
+        assert "the last change (apply) replaced no replica" in rules.stderr
         assert (await desk.say("rollout", "pause")).returncode == 0
         waited = await desk.apply(text("two"), "--wait", "--timeout", "0.5s")
         assert waited.returncode == 1, waited
         assert "timed out after 0.5 s; it continues in the background" in waited.stderr
 
         async def is_paused() -> bool:
-            return "revision 4 is paused" in (await desk.say("rollout", "status", "--no-watch")).stdout
+            return "revision 2 is paused" in (await desk.say("rollout", "status", "--no-watch")).stdout
 
         await until(is_paused, "the supervisor to have read it")
         assert (await desk.say("rollout", "resume", "chat")).stdout == f"{KIND}/chat resumed\n"
@@ -194,32 +197,87 @@ async def test_it_is_paused_resumed_and_undone(desk: Desk) -> None:
         assert done.returncode == 0, done
         undone = await desk.say("rollout", "undo", "--wait")
         assert undone.returncode == 0, undone
-        assert undone.stdout.startswith(f"{KIND}/chat rolled back to revision 3, as revision 5\n"), undone
-        assert text("two") == (await desk.say("rollout", "history", "--revision", "4")).stdout
+        assert undone.stdout.startswith(f"{KIND}/chat rolled back to revision 1, as revision 3\n"), undone
+        assert text("two") == (await desk.say("rollout", "history", "--revision", "2")).stdout
         kept = await desk.say("rollout", "undo", "--to-revision", "9")
-        assert "revision 9 is not kept; there are 1, 2, 3, 4, 5" in kept.stderr
-        pausing = await desk.say("rollout", "undo", "--to-revision", "2")
-        assert pausing.returncode == 1, pausing
-        assert "revision 2 would not begin: its manifest pauses Frontend (rollout.paused); apply" in pausing.stderr
+        assert "revision 9 is not kept; there are 1, 2, 3" in kept.stderr
+
+
+async def test_a_revision_whose_manifest_pauses_it_is_not_gone_back_to(desk: Desk) -> None:
+    """It would not begin; the command says so, and what to do."""
+    async with first_revision(desk):
+        paused = text("two").replace("progressDeadlineSeconds: 400", "paused: true")
+        assert (await desk.apply(paused)).returncode == 0
+        assert (await desk.apply(text("one"), "--wait")).returncode == 0
+        back = await desk.say("rollout", "undo", "--to-revision", "2")
+        assert back.returncode == 1, back
+        assert "revision 2 would not begin: its manifest pauses Frontend (rollout.paused); apply" in back.stderr
+
+
+async def test_a_service_is_scaled_and_the_last_change_taken_back(desk: Desk) -> None:
+    """Its number changes and no revision begins; an undo takes the number back, also while it is paused; an undo of a
+    revision leaves the numbers as they are, and says so."""
+    async with first_revision(desk):
+        more = await desk.say("scale", "chat/Frontend", "3", "--wait")
+        assert more.returncode == 0, more
+        assert more.stdout.startswith(f"{KIND}/chat: Frontend scaled from 2 to 3\n"), more
+        assert more.stdout.endswith("chat: revision 1 is in place: Frontend 3 of 3\n"), more
+        assert (await desk.apply(text("one"))).stdout == f"{KIND}/chat unchanged\n"
+        assert json.loads((await desk.say("get", "chat", "-o", "json")).stdout)["status"]["scaled"] == {"Frontend": 3}
+        assert "Frontend: stays scaled to 3" in (await desk.say("diff", manifest=text("one"))).stderr
+        assert (await desk.say("rollout", "pause")).returncode == 0
+        dry = await desk.say("rollout", "undo", "--dry-run")
+        took = f"{KIND}/chat scaled back to 2 Frontend from 3 Frontend (undoing: scale), and resumed"
+        assert dry.stdout == f"{took} (dry run)\n", dry
+        back = await desk.say("rollout", "undo", "--wait")
+        assert back.stdout.startswith(f"{took}\n"), back
+        assert back.stdout.endswith("chat: revision 1 is in place: Frontend 2 of 2\n"), back
+        assert (await desk.apply(text("two"), "--wait")).returncode == 0
+        said = json.loads((await desk.say("scale", "chat/Frontend", "1", "--wait", "--json")).stdout)
+        assert (said["before"], said["replicas"], said["revision"]) == (2, 1, 2), said
+        undone = await desk.say("rollout", "undo", "--to-revision", "1", "--wait")
+        told = f"{KIND}/chat rolled back to revision 1 with 1 Frontend as now, as revision 3\n"
+        assert undone.stdout.startswith(told), undone
+        assert undone.stdout.endswith("chat: revision 3 is in place: Frontend 1 of 1\n"), undone
+
+
+async def test_what_cannot_be_scaled_is_told(desk: Desk) -> None:
+    """Which service is not there, or which of them was meant; and nothing is changed."""
+    async with first_revision(desk):
+        for words, told in (
+            (("chat/Frontent", "3"), "chat has no service 'Frontent'; did you mean Frontend?"),
+            (("chat", "3"), "which service of chat? There are chat/Frontend"),
+            (("chatt/Frontend", "3"), "there is no deployment 'chatt' of a manifest; there is chat/SERVICE"),
+            (("Frontend", "3"), "there is no deployment 'Frontend' of a manifest; there is chat/SERVICE"),
+        ):
+            refused = await desk.say("scale", *words)
+            assert refused.returncode == 1, refused
+            assert told in refused.stderr, refused
+        assert (await desk.say("scale", "chat/Frontend", "-1")).returncode == 78
+        held = await read_desired(desk.site.store, "chat")
+        assert held is not None
+        assert (held.serial, held.scaled) == (1, {})
 
 
 async def test_an_undo_of_more_replicas_takes_them_away_also_while_it_is_paused(desk: Desk) -> None:
-    """What was in place long ago is not gone back to; a pause does not keep an undo from taking effect."""
+    """The last change was a number, so no revision of long ago is gone back to; a pause does not keep an undo from
+    taking effect."""
     async with desk.site.carried_out() as rolling:
         for number, version in enumerate(("one", "worse", "one"), 1):
             await desk.site.apply(text(version, 1))
             await desk.site.in_place(rolling, number)
         assert (await desk.apply(text("one", 2), "--wait")).returncode == 0
         history = (await desk.say("rollout", "history")).stdout.splitlines()
-        assert [line.split()[0] for line in history[1:]] == ["1", "2", "3", "4"], history
+        assert [line.split()[0] for line in history[1:]] == ["1", "2", "3"], history
         assert (await desk.say("rollout", "pause")).returncode == 0
         undone = await desk.say("rollout", "undo", "--wait")
         assert undone.returncode == 0, undone
-        assert undone.stdout.startswith(f"{KIND}/chat rolled back to revision 3, and resumed, as revision 5\n"), undone
-        assert "revision 5 is in place: Frontend 1 of 1" in undone.stdout
+        took = "scaled back to 1 Frontend from 2 Frontend (undoing: apply), and resumed"
+        assert undone.stdout.startswith(f"{KIND}/chat {took}\n"), undone
+        assert "revision 3 is in place: Frontend 1 of 1" in undone.stdout
         held = await read_desired(desk.site.store, "chat")
         assert held is not None
-        assert (held.manifest, held.paused) == (text("one", 1), False)
+        assert (held.replicas, held.paused) == ({"Frontend": 1}, False)
 
 
 async def test_no_replicas_are_warned_of(desk: Desk) -> None:

@@ -15,7 +15,10 @@ from holdfast.discovery.keys import DEPLOYMENTS, HISTORY, ROLLOUTS, TRAFFIC
 from holdfast.rollout import machine
 from holdfast.rollout.machine import DesiredState, ReplicaState, RolloutState
 from holdfast.rollout.records import (
+    AskedManifest,
+    ChangeKind,
     DesiredDeployment,
+    LastChange,
     OwnedElsewhere,
     RevisionResult,
     StateWriter,
@@ -30,6 +33,7 @@ from holdfast.rollout.records import (
     read_desired,
     read_entry,
     resumed,
+    scaled_to,
     write_entry,
 )
 from holdfast.rollout.revision import Part, Revision
@@ -55,39 +59,100 @@ async def keys(store: Store, prefix: str) -> dict[str, bytes]:
 # -- what is asked for
 
 
+def manifest_of(text: str, sets: str, **counts: int) -> AskedManifest:
+    """A manifest with these sets and numbers of replicas."""
+    return AskedManifest(text=text, digest=f"{sets} {counts}", sets=sets, counts=counts)
+
+
+def test_a_number_of_replicas_is_no_part_of_a_revision() -> None:
+    """A manifest that differs only in numbers keeps the revision; `scale` holds until a manifest has another number,
+    and an undo of a revision keeps what holds now."""
+    first = applied(manifest_of("a", "A", worker=1, frontend=1), 1.0)(None)
+    assert (first.revision, first.replicas, first.change) == (1, {"worker": 1, "frontend": 1}, None)
+    more = applied(manifest_of("a2", "A", worker=2, frontend=1), 2.0)(first)
+    assert (more.revision, more.replicas["worker"]) == (1, 2)
+    assert more.change == LastChange(kind=ChangeKind.COUNTS, cause="apply", before={"worker": 1}, after={"worker": 2})
+    scaled = scaled_to("d", {"worker": 4}, more.counts)(more)
+    assert (scaled.revision, scaled.replicas, scaled.scaled) == (1, {"worker": 4, "frontend": 1}, {"worker": 4})
+    assert scaled.change == LastChange(kind=ChangeKind.COUNTS, cause="scale", before={"worker": 2}, after={"worker": 4})
+    # Another revision with the same number of replicas leaves what `scale` said; one with another number ends it.
+    second = applied(manifest_of("b", "B", worker=2, frontend=1), 3.0)(scaled)
+    assert (second.revision, second.replicas["worker"]) == (2, 4)
+    assert second.change is not None
+    assert (second.change.kind, second.change.before) == (ChangeKind.REVISION, {})
+    assert applied(manifest_of("b", "B", worker=3, frontend=1), 3.0)(scaled).replicas["worker"] == 3
+    # Back to the first revision's manifest, which had one worker: four stay.
+    back = applied(manifest_of("a", "A", worker=1, frontend=1), 4.0, cause="undo to 1", keep_counts=True)(second)
+    assert (back.revision, back.replicas) == (3, {"worker": 4, "frontend": 1})
+    # A service that is gone and comes again has its manifest's number.
+    alone = applied(manifest_of("c", "C", frontend=1), 5.0)(back)
+    assert alone.replicas == {"frontend": 1}
+
+
+def test_scaling_back_to_the_manifest_leaves_nothing_behind() -> None:
+    """The manifest's own number is no override; to scale to what there is changes nothing."""
+    first = applied(manifest_of("a", "A", worker=2), 1.0)(None)
+    more = scaled_to("d", {"worker": 3}, first.counts)(first)
+    assert scaled_to("d", {"worker": 3}, first.counts)(more) == more
+    back = scaled_to("d", {"worker": 2}, first.counts)(more)
+    assert (back.scaled, back.replicas) == ({}, {"worker": 2})
+    assert back.change is not None
+    assert (back.change.before, back.change.after) == ({"worker": 3}, {"worker": 2})
+    with pytest.raises(UserError, match="d has no service 'wroker' any more; it has worker"):
+        scaled_to("d", {"wroker": 3}, first.counts)(first)
+    with pytest.raises(UserError, match="d is being deleted"):
+        scaled_to("d", {"worker": 3}, first.counts)(deleted("d", 2.0)(first))
+
+
+def test_a_record_of_an_older_version_is_scaled_and_applied_to() -> None:
+    """It has no counts and no hash of its sets: those come with the change, and the same manifest keeps its number."""
+    asked = manifest_of("a", "A", worker=2)
+    old = DesiredDeployment(revision=7, manifest="a", digest=asked.digest)
+    assert applied(asked, 1.0)(old).revision == 7
+    assert scaled_to("d", {"worker": 3}, {"worker": 2})(old).replicas == {"worker": 3}
+
+
+def test_other_rules_of_replacing_are_a_change_of_their_own() -> None:
+    """They replace nothing and have no number of their own; an undo does not take them for a revision."""
+    first = applied(manifest_of("a", "A", worker=2), 1.0)(None)
+    rules = AskedManifest(text="a, surge 2", digest="other", sets="A", counts={"worker": 2})
+    after = applied(rules, 2.0)(first)
+    assert (after.revision, after.change) == (1, LastChange(kind=ChangeKind.RULES, cause="apply"))
+
+
 def test_what_asks_for_something_else_has_another_number() -> None:
     """What asks for the same keeps its number, whatever remarks are new in it; what was undone and is asked for again
     is tried again."""
-    first = applied("a", "A", 1.0)(None)
+    first = applied(manifest_of("a", "A"), 1.0)(None)
     assert (first.revision, first.manifest, first.cause) == (1, "a", "apply")
-    remarked = applied("a, remarked", "A", 2.0)(first)
+    remarked = applied(manifest_of("a, remarked", "A"), 2.0)(first)
     assert (remarked.revision, remarked.manifest, remarked.at_unix_s) == (1, "a, remarked", 1.0)
-    second = applied("b", "B", 3.0, cause="undo to 7")(remarked)
+    second = applied(manifest_of("b", "B"), 3.0, cause="undo to 7")(remarked)
     assert (second.revision, second.cause, second.at_unix_s) == (2, "undo to 7", 3.0)
-    assert applied("b", "B", 4.0, undone=1)(second) == second
-    assert applied("b", "B", 4.0, undone=2)(second).revision == 3
+    assert applied(manifest_of("b", "B"), 4.0, undone=1)(second) == second
+    assert applied(manifest_of("b", "B"), 4.0, undone=2)(second).revision == 3
 
 
 def test_a_pause_outlives_an_apply_and_ends_with_a_deletion() -> None:
     """A person's word holds until a person takes it back; what is to go does not wait."""
-    first = applied("a", "A", 1.0)(None)
+    first = applied(manifest_of("a", "A"), 1.0)(None)
     held = paused("d", on=True)(first)
-    assert applied("b", "B", 2.0)(held).paused
+    assert applied(manifest_of("b", "B"), 2.0)(held).paused
     assert paused("d", on=False)(held) == first
     gone = deleted("d", 3.0)(held)
     assert (gone.deleted, gone.paused, gone.revision, gone.manifest) == (True, False, 2, "a")
     assert deleted("d", 4.0)(gone) == gone
-    back = resumed(applied("b", "B", 5.0))(held)
+    back = resumed(applied(manifest_of("b", "B"), 5.0))(held)
     assert (back.paused, back.revision) == (False, 2), "who goes back does not wait"
 
 
 def test_what_is_being_deleted_or_is_gone_cannot_be_changed() -> None:
     """It would be accepted and lost: it is refused, and says what to do instead."""
-    gone = deleted("d", 3.0)(applied("a", "A", 1.0)(None))
+    gone = deleted("d", 3.0)(applied(manifest_of("a", "A"), 1.0)(None))
     with pytest.raises(UserError, match="it is being deleted, and that goes on; once it is gone, `holdfast up"):
-        applied("a", "A", 5.0)(gone)
+        applied(manifest_of("a", "A"), 5.0)(gone)
     with pytest.raises(UserError, match="d was deleted meanwhile; `holdfast up -f FILE` starts it again"):
-        of_kept("d", applied("a", "A", 5.0))(None)
+        of_kept("d", applied(manifest_of("a", "A"), 5.0))(None)
 
 
 @pytest.mark.parametrize("change", [paused("d", on=True), deleted("d", 1.0)], ids=["pause", "delete"])
@@ -102,7 +167,9 @@ def test_nothing_there_cannot_be_paused_or_deleted(change: object) -> None:
 
 async def test_of_many_who_ask_at_once_nobody_is_lost(store: Store) -> None:
     """Every one of them has its own number and its place in the history."""
-    asked = await asyncio.gather(*(change_desired(store, "d", applied(f"m{n}", f"d{n}", 1.0)) for n in range(8)))
+    asked = await asyncio.gather(
+        *(change_desired(store, "d", applied(manifest_of(f"m{n}", f"d{n}"), 1.0)) for n in range(8))
+    )
     assert sorted(one.revision for one in asked) == list(range(1, 9))
     last = max(asked, key=lambda one: one.revision)
     assert await read_desired(store, "d") == last
@@ -113,9 +180,10 @@ async def test_of_many_who_ask_at_once_nobody_is_lost(store: Store) -> None:
 
 async def test_a_pause_beside_an_apply_keeps_both(store: Store) -> None:
     """Whichever comes second is said of what the first asked for."""
-    await change_desired(store, "d", applied("a", "A", 1.0))
+    await change_desired(store, "d", applied(manifest_of("a", "A"), 1.0))
     await asyncio.gather(
-        change_desired(store, "d", applied("b", "B", 2.0)), change_desired(store, "d", paused("d", on=True))
+        change_desired(store, "d", applied(manifest_of("b", "B"), 2.0)),
+        change_desired(store, "d", paused("d", on=True)),
     )
     both = await read_desired(store, "d")
     assert both is not None
@@ -124,14 +192,14 @@ async def test_a_pause_beside_an_apply_keeps_both(store: Store) -> None:
 
 async def test_who_asks_for_what_is_wanted_writes_nothing(store: Store) -> None:
     """It is no event for whoever watches."""
-    first = await change_desired(store, "d", applied("a", "A", 1.0))
-    assert await change_desired(store, "d", applied("a", "A", 2.0)) == first
+    first = await change_desired(store, "d", applied(manifest_of("a", "A"), 1.0))
+    assert await change_desired(store, "d", applied(manifest_of("a", "A"), 2.0)) == first
 
 
 async def test_a_manifest_that_does_not_fit_is_refused_by_name(store: Store) -> None:
     """Nothing is written then."""
     with pytest.raises(UserError, match="too long for the store"):
-        await change_desired(store, "d", applied("x" * VALUE_BYTES_MAX, "A", 1.0))
+        await change_desired(store, "d", applied(manifest_of("x" * VALUE_BYTES_MAX, "A"), 1.0))
     assert await read_desired(store, "d") is None
 
 
@@ -140,14 +208,14 @@ async def test_what_nobody_could_have_written_is_told(store: Store) -> None:
     bad = msgspec.json.encode(structs.replace(DesiredDeployment(revision=1, manifest="", digest=""), revision=-1))
     await store.put(DEPLOYMENTS + "d", bad, 5)
     with pytest.raises(UserError, match="v1/deployments/d cannot be read"):
-        await change_desired(store, "d", applied("a", "A", 1.0))
+        await change_desired(store, "d", applied(manifest_of("a", "A"), 1.0))
     assert await store.get(DEPLOYMENTS + "d", 5) == bad
     assert read_entry("", b"{}") is None
 
 
 async def test_what_became_of_a_revision_is_not_asked_over(store: Store) -> None:
     """Whoever notes again that it was asked for changes nothing of its fate."""
-    asked = await change_desired(store, "d", applied("a", "A", 1.0))
+    asked = await change_desired(store, "d", applied(manifest_of("a", "A"), 1.0))
     await write_entry(store, "d", structs.replace(asked.entry(), result=RevisionResult.UNDONE, why="so"))
     await add_to_history(store, "d", asked)
     value = await store.get(history_key("d", 1), 5)
@@ -160,7 +228,7 @@ async def test_a_deployment_is_forgotten_whole(store: Store) -> None:
     """And only that one: a longer name is another."""
     for name in ("d", "d-e"):
         for number in range(3):
-            await change_desired(store, name, applied("a", f"A{number}", 1.0))
+            await change_desired(store, name, applied(manifest_of("a", f"A{number}"), 1.0))
         await StateWriter(store, name).write(machine.NOTHING)
         for key in (f"health/{name}-0123abcd/worker/generate/1", f"refused/{name}-0123abcd/worker/generate/1"):
             await store.put(f"v1/{key}", b"{}", 5.0)

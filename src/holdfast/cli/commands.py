@@ -211,7 +211,15 @@ COMMANDS = (
         "of replicas is HOT, else 1.",
         "fleet.deploy:Deploy",
     ),
-    Command("scale", FLEET, "Set how many replicas of a model are HOT (on a device, serving).", "fleet.change:Scale"),
+    Command(
+        "scale",
+        FLEET,
+        "Set how many replicas a service of a manifest has, or how many of a fleet's model are HOT (on a device, "
+        "serving).\n\n"
+        "The number holds until the next `holdfast scale`, or until a manifest with another number of replicas is "
+        "applied; it is no part of a revision. `holdfast rollout undo` takes it back.",
+        "deployments.scale:Scale",
+    ),
     Command(
         "evict",
         FLEET,

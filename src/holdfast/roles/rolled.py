@@ -27,6 +27,7 @@ from holdfast.roles.model_names import named
 from holdfast.roles.planned import LOOK_S, hopeless, is_refused
 from holdfast.roles.running import Shown, Tell, begin
 from holdfast.rollout.records import (
+    AskedManifest,
     DesiredDeployment,
     OwnedElsewhere,
     RolloutStatus,
@@ -36,7 +37,6 @@ from holdfast.rollout.records import (
     read_desired,
     read_status,
 )
-from holdfast.rollout.revision import revision_of
 from holdfast.rollout.status import RolloutResult
 from holdfast.spec.jobs import Job
 from holdfast.spec.launch import Launch, StoreLaunch
@@ -197,10 +197,8 @@ class Rolled:
         held = await read_desired(store, name)
         if held is None or (memory.stable is None and not held.deleted):
             digests = self.site.secret_digests
-            digest = revision_of(self.manifest, 1, digests).digest
-            await change_desired(
-                store, name, applied(self.site.manifest, digest, now_s, cause="up", secret_digests=digests)
-            )
+            asked = AskedManifest.of(self.site.manifest, self.manifest, digests)
+            await change_desired(store, name, applied(asked, now_s, cause="up"))
             self.site.secret_files.asked_with(digests)
         elif told := goes_on(held, self.manifest, self.site.secret_digests):
             tell(told)
@@ -264,6 +262,8 @@ def goes_on(held: DesiredDeployment, manifest: Manifest, digests: Mapping[str, s
     if held.deleted:
         return f"{manifest.name} is being deleted, and that goes on; then it can be begun anew"
     holds = f"{manifest.name} goes on with revision {held.revision}, which the store holds"
+    if held.scaled:
+        holds += f", scaled to {', '.join(f'{count} {name}' for name, count in sorted(held.scaled.items()))}"
     if check(held.manifest.encode()).manifest != manifest:
         return f"{holds}; the file differs, and `holdfast apply -f` changes it"
     other = sorted(one for one, digest in digests.items() if held.secret_digests.get(one, digest) != digest)

@@ -5,11 +5,13 @@ keeps the history. An undo asks for an earlier manifest under a new number, and 
 
 Always true: the desired state is changed only from what was read, so that of two commands at once the second sees what
 the first asked for; each write has the next serial, so that no two are alike; a revision's number is never used for
-another manifest, except for one that asks for the same. A deployment that is being deleted takes no change. One process
-writes the rollout's state: a supervisor that finds another's where its own should be carries out nothing more. The
-result of a revision is derived from the rollout's state, again and again, so that a missed observation costs nothing; a
-revision that was in place stays marked as that; what is in place, in progress or desired is never forgotten. A status
-is of the desired state whose serial it names, and it is leased: without it no supervisor carries the deployment out.
+other sets. How many replicas there are is no part of a revision: it is the manifest's number, or what `holdfast scale`
+said since, and an undo of a revision leaves it as it is. A deployment that is being deleted takes no change. One
+process writes the rollout's state: a supervisor that finds another's where its own should be carries out nothing more.
+The result of a revision is derived from the rollout's state, again and again, so that a missed observation costs
+nothing; a revision that was in place stays marked as that; what is in place, in progress or desired is never forgotten.
+A status is of the desired state whose serial it names, and it is leased: without it no supervisor carries the
+deployment out.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
 
 import msgspec
 from msgspec import Struct, field, structs
@@ -73,6 +77,12 @@ class HistoryEntry(Struct, frozen=True, kw_only=True):
     why: str = ""  # it was undone
     took_s: Seconds | None = None  # until it was in place
     secret_digests: dict[str, str] = {}  # hashes of the values of secrets, by reference
+    sets: str = ""  # hash of its sets (`Revision.sets_digest`); "": an older version wrote it
+
+    @property
+    def identity(self) -> str:
+        """Return a hash that two entries share if they have the same sets."""
+        return self.sets or self.digest
 
 
 def updated_entries(entries: Sequence[HistoryEntry], state: RolloutState) -> list[HistoryEntry]:
@@ -105,8 +115,8 @@ def undo_target(entries: Sequence[HistoryEntry], state: RolloutState, to: int = 
     """Return the revision that an undo asks for again: what was in place before the last change, or `to`. UserError
     says why there is none, and which could be named."""
     kept = {entry.number: entry for entry in sorted(entries, key=lambda one: one.number)}
-    asked = kept[state.desired_number].digest if state.desired_number in kept and not state.undone else ""
-    others = [entry for entry in kept.values() if entry.digest != asked and entry.number != state.undone]
+    asked = kept[state.desired_number].identity if state.desired_number in kept and not state.undone else ""
+    others = [entry for entry in kept.values() if entry.identity != asked and entry.number != state.undone]
     named = f"name one with --to-revision ({', '.join(str(entry.number) for entry in others)})" if others else ""
     if to:
         if to not in kept:
@@ -123,7 +133,7 @@ def undo_target(entries: Sequence[HistoryEntry], state: RolloutState, to: int = 
             none = "there is no earlier revision that was in place"
             raise UserError(f"{none}; {named}" if named else none)
         back = before[-1]
-    if back.digest == asked:
+    if back.identity == asked:
         same = f"revision {back.number} is what revision {state.desired_number} asks for already"
         raise UserError(f"{same}; {named}" if named else same)
     return back
@@ -147,6 +157,45 @@ AGAIN = "`holdfast up -f FILE` starts it again"
 UNSURE_MAX = 16  # writes without an answer, of 10 s each: of older ones none can be under way any more
 
 
+class ChangeKind(StrEnum):
+    """What a change was about; an undo takes each back in its own way."""
+
+    REVISION = "revision"  # other sets: replicas are replaced
+    COUNTS = "counts"  # only other numbers of replicas
+    RULES = "rules"  # only how replicas are replaced
+
+
+class LastChange(Struct, frozen=True, kw_only=True):
+    """The last change of a desired state, which an undo takes back."""
+
+    kind: str  # a `ChangeKind`, or one of a newer version
+    cause: str  # the command
+    before: dict[str, Count] = {}  # replicas of each service whose number it changed
+    after: dict[str, Count] = {}
+
+
+class AskedManifest(Struct, frozen=True, kw_only=True):
+    """What a manifest asks for, as it is recorded."""
+
+    text: str
+    digest: str  # of all that it asks for (`Revision.digest`)
+    sets: str  # of its sets alone (`Revision.sets_digest`)
+    counts: dict[str, int] = {}  # replicas, by service
+    secret_digests: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, text: str, manifest: Manifest, secret_digests: Mapping[str, str] = NO_DIGESTS) -> AskedManifest:
+        """Return what a manifest asks for; `secret_digests`: of the values of its secrets."""
+        revision = revision_of(manifest, 1, secret_digests)
+        return cls(
+            text=text,
+            digest=revision.digest,
+            sets=revision.sets_digest,
+            counts={name: part.replicas for name, part in revision.parts.items()},
+            secret_digests=dict(secret_digests),
+        )
+
+
 class DesiredDeployment(Struct, frozen=True, kw_only=True):
     """What should run of a deployment, as the last command asked for it."""
 
@@ -159,6 +208,15 @@ class DesiredDeployment(Struct, frozen=True, kw_only=True):
     cause: str = "apply"
     at_unix_s: UnixS = 0.0
     secret_digests: dict[str, str] = {}  # hashes of the values of secrets, by reference (`spec.manifest.secrets`)
+    sets: str = ""  # hash of its sets; "": an older version wrote it
+    counts: dict[str, Count] = {}  # replicas of each service, by the manifest
+    scaled: dict[str, Count] = {}  # and by `holdfast scale`, which holds until a manifest has another number
+    change: LastChange | None = None
+
+    @property
+    def replicas(self) -> dict[str, int]:
+        """Return how many replicas of each service there should be."""
+        return self.counts | self.scaled
 
     def entry(self) -> HistoryEntry:
         """Return its history entry, as long as nothing came of it."""
@@ -169,6 +227,7 @@ class DesiredDeployment(Struct, frozen=True, kw_only=True):
             at_unix_s=self.at_unix_s,
             cause=self.cause,
             secret_digests=self.secret_digests,
+            sets=self.sets,
         )
 
 
@@ -179,29 +238,64 @@ Change = Callable[[DesiredDeployment | None], DesiredDeployment]
 
 
 def applied(
-    manifest: str,
-    digest: str,
-    at_unix_s: float,
-    *,
-    cause: str = "apply",
-    undone: int = 0,
-    secret_digests: Mapping[str, str] = NO_DIGESTS,
+    asked: AskedManifest, at_unix_s: float, *, cause: str = "apply", undone: int = 0, keep_counts: bool = False
 ) -> Change:
-    """Ask for this manifest; `secret_digests`: of the values of its secrets. One that asks for the same as before keeps
-    the number, unless that was undone (`undone`: the number of the undone one): a person who asks for it again wants it
-    tried again. UserError, if the deployment is being deleted: what was accepted then would be lost with it."""
+    """Ask for this manifest. One with the same sets keeps the revision's number, unless that was undone (`undone`: the
+    number of the undone one): a person who asks for it again wants it tried again. A number that `scale` set holds as
+    long as manifests have the same number of that service; `keep_counts`: in any case. UserError, if the deployment is
+    being deleted: what was accepted then would be lost with it."""
+    said: dict[str, Any] = {"manifest": asked.text, "digest": asked.digest, "sets": asked.sets}
+    said |= {"counts": asked.counts, "secret_digests": asked.secret_digests}
 
     def change(before: DesiredDeployment | None) -> DesiredDeployment:
         if before is None:
-            first = DesiredDeployment(revision=1, manifest=manifest, digest=digest, cause=cause, at_unix_s=at_unix_s)
-            return structs.replace(first, secret_digests=dict(secret_digests))
+            return DesiredDeployment(revision=1, cause=cause, at_unix_s=at_unix_s, **said)
         if before.deleted:
             raise UserError(f"it is being deleted, and that goes on; once it is gone, {AGAIN}")
-        same = before.digest == digest and before.revision != undone
-        said = {"revision": before.revision if same else before.revision + 1, "manifest": manifest, "digest": digest}
-        said |= {"secret_digests": dict(secret_digests)}
-        told = {} if same else {"cause": cause, "at_unix_s": at_unix_s}
-        return structs.replace(before, **said, **told)
+        is_same = before.sets == asked.sets if before.sets else before.digest == asked.digest
+        is_next = not is_same or before.revision == undone
+        told = {"revision": before.revision + 1, "cause": cause, "at_unix_s": at_unix_s} if is_next else {}
+        scaled = _scaled(before, asked.counts, keep_counts=keep_counts)
+        return _noted(before, structs.replace(before, **said, **told, scaled=scaled), cause)
+
+    return change
+
+
+def _scaled(before: DesiredDeployment, counts: Mapping[str, int], *, keep_counts: bool) -> dict[str, int]:
+    """Return the numbers of replicas that hold beside those of a next manifest."""
+    if keep_counts:
+        return {name: now for name, now in before.replicas.items() if counts.get(name, now) != now}
+    return {name: now for name, now in before.scaled.items() if counts.get(name) == before.counts[name]}
+
+
+def _noted(before: DesiredDeployment, after: DesiredDeployment, cause: str) -> DesiredDeployment:
+    """Return the next desired state with the change that made it; if nothing was changed, with the one before."""
+    names = [name for name, now in after.replicas.items() if before.replicas.get(name, now) != now]
+    if after.revision != before.revision:
+        kind = ChangeKind.REVISION
+    elif names:
+        kind = ChangeKind.COUNTS
+    elif after.digest != before.digest:
+        kind = ChangeKind.RULES
+    else:
+        return after
+    was, is_now = ({name: one.replicas[name] for name in names} for one in (before, after))
+    return structs.replace(after, change=LastChange(kind=kind, cause=cause, before=was, after=is_now))
+
+
+def scaled_to(name: str, replicas: Mapping[str, int], counts: Mapping[str, int], cause: str = "scale") -> Change:
+    """Return a change of the number of replicas of some services. `counts`: by the manifest, of all."""
+
+    def change(before: DesiredDeployment | None) -> DesiredDeployment:
+        there = _there(name, before)
+        if there.deleted:
+            raise UserError(f"{name} is being deleted")
+        if unknown := sorted(replicas.keys() - counts.keys()):
+            raise UserError(f"{name} has no service {unknown[0]!r} any more; it has {', '.join(sorted(counts))}")
+        wanted = {**there.scaled, **replicas}
+        there = structs.replace(there, counts=dict(counts))
+        scaled = {service: now for service, now in wanted.items() if counts.get(service, now) != now}
+        return _noted(there, structs.replace(there, scaled=scaled), cause)
 
     return change
 
@@ -414,7 +508,7 @@ def _encoded(record: DesiredDeployment | HistoryEntry) -> bytes:
 def desired_revision(wanted: DesiredDeployment, manifest: Manifest) -> Revision:
     """Return the desired revision, by its manifest and by commands. A deletion waits for no stream's end except within
     a drain."""
-    desired = revision_of(manifest, wanted.revision, wanted.secret_digests)
+    desired = revision_of(manifest, wanted.revision, wanted.secret_digests, wanted.scaled)
     parts = dict(desired.parts)
     for name, part in desired.parts.items():
         if wanted.deleted:

@@ -8,6 +8,9 @@ that both changed never meet across.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from msgspec import Struct, field
 
 from holdfast.health.bounds import Count
@@ -16,6 +19,7 @@ from holdfast.spec.manifest.secrets import Digests
 from holdfast.spec.manifest.types import FRONTEND, WORKER, Manifest
 from holdfast.spec.names import canonical_hash
 
+NOT_SCALED: Mapping[str, int] = MappingProxyType({})
 NO_TRAFFIC_S = 10.0  # of frontends: new connections come to all of them alike, within seconds where any come at all
 
 # The sets that serve together, by service, in order: of a service without peers its own alone.
@@ -72,6 +76,11 @@ class Revision(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return canonical_hash({name: {key: getattr(part, key) for key in fields} for name, part in self.parts.items()})
 
     @property
+    def sets_digest(self) -> str:
+        """Hash of the sets alone: two revisions with the same one replace no replica."""
+        return canonical_hash(self.sets)
+
+    @property
     def sets(self) -> dict[str, str]:
         return {service: part.set_id for service, part in self.parts.items()}
 
@@ -96,14 +105,20 @@ def changes(before: Revision | None, after: Revision) -> list[str]:
 # -- from a manifest
 
 
-def revision_of(manifest: Manifest, number: int, digests: Digests = NO_DIGESTS) -> Revision:
-    """Return what the manifest asks for, as the revision of that number; `digests`: of the values of secrets."""
-    return Revision(number=number, parts={name: _part(manifest, name, digests) for name in manifest.spec.services})
+def revision_of(
+    manifest: Manifest, number: int, digests: Digests = NO_DIGESTS, scaled: Mapping[str, int] = NOT_SCALED
+) -> Revision:
+    """Return what the manifest asks for, as the revision of that number. `digests`: of the values of secrets; `scaled`:
+    numbers of replicas that count in place of the manifest's, by service."""
+    services = manifest.spec.services.items()
+    counts = {name: scaled.get(name, service.replicas) for name, service in services}
+    parts = {name: _part(manifest, name, digests, replicas) for name, replicas in counts.items()}
+    return Revision(number=number, parts=parts)
 
 
-def _part(manifest: Manifest, name: str, digests: Digests) -> Part:
+def _part(manifest: Manifest, name: str, digests: Digests, replicas: int) -> Part:
     service = manifest.spec.services[name]
-    rollout, replicas = service.rollout, service.replicas
+    rollout = service.rollout
     surge = amount(rollout.max_surge, replicas, up=True)
     unavailable = amount(rollout.max_unavailable, replicas, up=False)
     # Shares of few replicas may both come to none: then one more is started, and none is missed.

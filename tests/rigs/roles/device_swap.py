@@ -19,8 +19,7 @@ from holdfast.roles.engines import memory_needed
 from holdfast.roles.rolled import Rolled, Site
 from holdfast.rollout import machine
 from holdfast.rollout.machine import DesiredState, RolloutPhase, RolloutState
-from holdfast.rollout.records import applied, change_desired
-from holdfast.rollout.revision import revision_of
+from holdfast.rollout.records import AskedManifest, applied, change_desired
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.spec.manifest.checking import check
 from holdfast.store.contract import StoreUnavailable
@@ -99,7 +98,7 @@ class Mortal(DeploymentRig):
     async def apply(self, text: str) -> None:
         manifest = check(text.encode()).manifest
         assert manifest is not None
-        await change_desired(self.store, manifest.name, applied(text, revision_of(manifest, 1).digest, time.time()))
+        await change_desired(self.store, manifest.name, applied(AskedManifest.of(text, manifest), time.time()))
 
     async def until(self, met: Callable[[RolloutState], Any], what: str) -> RolloutState:
         """The rollout's memory, once it is so."""

@@ -17,8 +17,7 @@ from holdfast.core.tasks import beside
 from holdfast.roles.rolled import Rolled, Site
 from holdfast.roles.running import child_command, log_dir
 from holdfast.rollout.machine import RolloutPhase
-from holdfast.rollout.records import applied, change_desired
-from holdfast.rollout.revision import revision_of
+from holdfast.rollout.records import AskedManifest, applied, change_desired
 from holdfast.spec.manifest.checking import check
 from holdfast.store.opening import open_store
 from holdfast.supervise.loop import Supervisor
@@ -66,8 +65,8 @@ class Kept(DeploymentRig):
         """The number of the revision that it is."""
         manifest = check(text.encode()).manifest
         assert manifest is not None
-        digest = revision_of(manifest, 1).digest
-        return (await change_desired(self.store, rolling.name, applied(text, digest, time.time()))).revision
+        asked = AskedManifest.of(text, manifest)
+        return (await change_desired(self.store, rolling.name, applied(asked, time.time()))).revision
 
     async def until(self, met: Callable[[], Any], what: str) -> None:
         end_s = time.monotonic() + WAIT_S

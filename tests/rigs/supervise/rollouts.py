@@ -12,8 +12,15 @@ import pytest
 
 from holdfast.core.tasks import beside
 from holdfast.rollout.machine import RolloutPhase
-from holdfast.rollout.records import DesiredDeployment, HistoryEntry, RolloutStatus, applied, change_desired, read_entry
-from holdfast.rollout.revision import revision_of
+from holdfast.rollout.records import (
+    AskedManifest,
+    DesiredDeployment,
+    HistoryEntry,
+    RolloutStatus,
+    applied,
+    change_desired,
+    read_entry,
+)
 from holdfast.spec.jobs import Job
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.local import Machine
@@ -80,7 +87,7 @@ class Site:
     async def apply(self, manifest: str) -> DesiredDeployment:
         read = check(manifest.encode()).manifest
         assert read is not None
-        change = applied(manifest, revision_of(read, 1).digest, 1.0)
+        change = applied(AskedManifest.of(manifest, read), 1.0)
         with contextlib.suppress(StoreUnavailable):  # a machine with much else to do: it may be asked again
             return await change_desired(self.store, "chat", change)
         return await change_desired(self.store, "chat", change)

@@ -75,9 +75,7 @@ class Apply(CommandOptions, frozen=True):
             before = _kept_here(book, name)
             asked = replace(asked, secret_digests=self._digests(asked, before, files))
             digests, undone = asked.secret_digests, before.memory.undone
-            change = of_kept(
-                name, applied(asked.text, asked.digest, time.time(), undone=undone, secret_digests=digests)
-            )
+            change = of_kept(name, applied(asked.asked, time.time(), undone=undone))
             after = change(before.wanted)
             if not self.dry_run:
                 after = await asked_for(book, name, change)
@@ -186,4 +184,9 @@ def _show_difference(asked: Written, held: DesiredDeployment | None) -> int:
     new = revision_of(asked.manifest, 1, {**digests, **asked.secret_digests})
     for told in changes(old, new):
         Terminal(sys.stderr).line(told)
+    scaled, counts = (held.scaled, held.counts) if held is not None else ({}, {})
+    for name, replicas in scaled.items():
+        if name in new.parts and new.parts[name].replicas == counts[name]:
+            stays = f"{name}: stays scaled to {replicas}: the file has the same number of replicas as before"
+            Terminal(sys.stderr).line(stays)
     return DIFFERS if lines or (old is not None and new.brings(old)) else 0

@@ -15,7 +15,7 @@ from holdfast.cli.terminal import Terminal
 from holdfast.core.errors import Refused, UserError
 from holdfast.roles.devices import shows_gpus
 from holdfast.roles.small_files import read_small
-from holdfast.rollout.revision import revision_of
+from holdfast.rollout.records import AskedManifest
 from holdfast.spec.arguments import UsageError
 from holdfast.spec.manifest.checking import check, text_of
 from holdfast.spec.manifest.rules import Rules
@@ -33,8 +33,8 @@ class Written:
     secret_digests: Mapping[str, str] = field(default_factory=dict)  # hashes of the values of its secrets, by reference
 
     @property
-    def digest(self) -> str:
-        return revision_of(self.manifest, 1, self.secret_digests).digest
+    def asked(self) -> AskedManifest:
+        return AskedManifest.of(self.text, self.manifest, self.secret_digests)
 
 
 @dataclass(frozen=True, slots=True)

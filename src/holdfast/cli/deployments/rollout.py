@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from msgspec.structs import replace
 
@@ -15,10 +16,25 @@ from holdfast.cli.deployments.words import Format, age, name_of, written
 from holdfast.cli.screen import Screen
 from holdfast.cli.terminal import write_out
 from holdfast.core.errors import UserError
-from holdfast.rollout.records import HistoryEntry, applied, of_kept, paused, resumed, undo_target
+from holdfast.rollout.records import (
+    AskedManifest,
+    Change,
+    ChangeKind,
+    HistoryEntry,
+    LastChange,
+    applied,
+    of_kept,
+    paused,
+    resumed,
+    scaled_to,
+    undo_target,
+)
 from holdfast.rollout.status import RolloutResult
 from holdfast.settings import Environment
 from holdfast.spec.settings import about
+
+if TYPE_CHECKING:
+    from holdfast.spec.manifest.types import Manifest  # loads what reads YAML
 
 TITLES = ("revision", "age", "cause", "outcome")
 
@@ -132,7 +148,7 @@ class Pause(CommandOptions, frozen=True):
             seen = carried(book, self.name)
             if seen.wanted.deleted:
                 raise UserError(f"{seen.name} is being deleted")
-            by = () if self.on else _paused_by_manifest(seen.wanted.manifest)
+            by = () if self.on else _paused_in(_checked(seen.wanted.manifest))
             stays = f"{', '.join(by)} of {seen.name} stays paused by its manifest (rollout.paused): change it there"
             if seen.wanted.paused is self.on:
                 raise UserError(stays if by else f"{seen.name} is {'already' if self.on else 'not'} paused")
@@ -143,12 +159,18 @@ class Pause(CommandOptions, frozen=True):
         return 0
 
 
-def _paused_by_manifest(text: str) -> list[str]:
+def _checked(text: str) -> Manifest:
+    """Return a manifest that is kept. UserError, if it cannot be read here."""
     from holdfast.spec.manifest.checking import check
 
     manifest = check(text.encode()).manifest
-    services = manifest.spec.services.items() if manifest is not None else ()
-    return [name for name, service in services if service.rollout.paused]
+    if manifest is None:
+        raise UserError("its manifest cannot be read by this version; apply one that can")
+    return manifest
+
+
+def _paused_in(manifest: Manifest) -> list[str]:
+    return [name for name, service in manifest.spec.services.items() if service.rollout.paused]
 
 
 class Resume(Pause, frozen=True):
@@ -175,24 +197,47 @@ class Undo(CommandOptions, frozen=True):
         async with opened(url) as book:
             await book.heard()
             seen = carried(book, self.name)
-            # The supervisor may not have read the newest revision yet.
-            memory = replace(seen.memory, desired_number=seen.wanted.revision)
             if seen.wanted.deleted:
                 raise UserError(f"{seen.name} is being deleted")
-            back = undo_target(seen.entries, memory, self.to_revision)
-            if by := _paused_by_manifest(back.manifest):
-                stays = f"its manifest pauses {', '.join(by)} (rollout.paused)"
-                raise UserError(f"revision {back.number} would not begin: {stays}; apply that manifest without it")
-            resumes = ", and resumed" if seen.wanted.paused else ""
-            told = f"{name_of(seen.name)} rolled back to revision {back.number}{resumes}"
+            last = seen.wanted.change
+            if last is not None and not self.to_revision and last.kind == ChangeKind.COUNTS:
+                change, told = scaled_to(seen.name, last.before, seen.wanted.counts, "undo"), _told_counts(last)
+            else:
+                change, told = self._back(seen)
+            told = f"{name_of(seen.name)} {told}" + (", and resumed" if seen.wanted.paused else "")
             if self.dry_run:
                 write_out(f"{told} (dry run)\n")
                 return 0
-            cause = f"undo to {back.number}"
-            undone, digests = memory.undone, back.secret_digests
-            change = applied(
-                back.manifest, back.digest, time.time(), cause=cause, undone=undone, secret_digests=digests
-            )
             after = await asked_for(book, seen.name, of_kept(seen.name, resumed(change)))
-            write_out(f"{told}, as revision {after.revision}\n")
+            number = f", as revision {after.revision}" if after.revision != seen.wanted.revision else ""
+            write_out(f"{told}{number}\n")
             return await in_place(book, await known(book, seen.name, after), Screen(), timeout_s) if self.wait else 0
+
+    def _back(self, seen: Seen) -> tuple[Change, str]:
+        """Return the change to an earlier revision, and what that is, in words."""
+        # The supervisor may not have read the newest revision yet.
+        memory = replace(seen.memory, desired_number=seen.wanted.revision)
+        last = seen.wanted.change
+        if last is not None and not self.to_revision and last.kind != ChangeKind.REVISION:
+            what = f"the last change ({last.cause}) replaced no replica: it changed only how replicas are replaced"
+            raise UserError(f"{what}; apply the earlier manifest, or name a revision with --to-revision")
+        back = undo_target(seen.entries, memory, self.to_revision)
+        manifest = _checked(back.manifest)
+        if by := _paused_in(manifest):
+            stays = f"its manifest pauses {', '.join(by)} (rollout.paused)"
+            raise UserError(f"revision {back.number} would not begin: {stays}; apply that manifest without it")
+        cause, asked = f"undo to {back.number}", AskedManifest.of(back.manifest, manifest, back.secret_digests)
+        kept = {name: now for name, now in seen.wanted.replicas.items() if asked.counts.get(name, now) != now}
+        stay = f" with {_words(kept)} as now" if kept else ""
+        change = applied(asked, time.time(), cause=cause, undone=memory.undone, keep_counts=True)
+        return change, f"rolled back to revision {back.number}{stay}"
+
+
+def _told_counts(last: LastChange) -> str:
+    """Return in words what an undo of other counts does."""
+    was = ", ".join(f"{last.after[name]} {name}" for name in sorted(last.before) if name in last.after)
+    return f"scaled back to {_words(last.before)} from {was} (undoing: {last.cause})"
+
+
+def _words(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in sorted(counts.items()))

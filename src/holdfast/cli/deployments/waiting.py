@@ -19,6 +19,7 @@ from holdfast.spec.settings import about
 
 QUIET_S = 10.0
 UNHEEDED_S = 30.0  # for a supervisor to take up what is asked for: it looks twice a second
+STILL_S = 600.0  # without progress towards another number of replicas: as long as a revision has by default
 LOOK_S = 1.0  # between two looks, where the store tells of nothing
 _COUNTDOWN = re.compile(r"and watched for (up to )?\d+ s more")  # it would be a line a second where nobody watches
 
@@ -43,6 +44,8 @@ def seconds(flag: str, text: str) -> float | None:
 async def in_place(book: Book, seen: Seen, screen: Screen, timeout_s: float | None) -> int:
     """Until what is wanted is there: 0. UserError says why it will not be, or is not within the time."""
     name, number = seen.name, seen.wanted.revision
+    loop = asyncio.get_running_loop()
+    still = ("", loop.time())  # what was last told of a count that is not reached, and since when
 
     def over(now: Seen | None) -> str | None:
         if now is None or now.wanted.deleted:
@@ -54,6 +57,11 @@ async def in_place(book: Book, seen: Seen, screen: Screen, timeout_s: float | No
             return None
         if report.state in (RolloutResult.UNDONE, RolloutResult.STUCK) or report.is_unwell:
             raise UserError(f"{name}: {report.headline}")
+        nonlocal still
+        lacking = report.headline if report.state is RolloutResult.DONE and not report.is_done else ""
+        still = still if still[0] == lacking else (lacking, loop.time())
+        if lacking and loop.time() > still[1] + STILL_S:
+            raise UserError(f"{name}: {lacking}")
         return report.headline if report.is_done else None
 
     return await _until(book, name, over, screen, timeout_s)

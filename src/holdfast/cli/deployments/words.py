@@ -76,6 +76,8 @@ def as_object(seen: Seen) -> dict[str, Any]:
 
     status: dict[str, Any] = {"revision": seen.wanted.revision, "state": state_of(seen)}
     memory = seen.memory
+    if seen.wanted.scaled:
+        status["scaled"] = seen.wanted.scaled  # in place of the manifest's numbers
     if seen.report is not None:
         status["message"] = seen.report.headline
         status["services"] = {one.name: _service(one) for one in seen.report.services}

@@ -1,4 +1,4 @@
-"""`holdfast scale` and `holdfast evict`: change the number of a model's replicas, or remove them.
+"""`holdfast evict`, and `holdfast scale` of a model: change the number of a model's replicas, or remove them.
 
 Always true: only the desired state is written, from what is stored at that moment.
 """
@@ -20,37 +20,21 @@ from holdfast.fleet.observed import Replica, ReplicaPhase
 from holdfast.fleet.records import DesiredModel
 from holdfast.settings import Environment
 from holdfast.spec.arguments import UsageError
-from holdfast.spec.manifest.fleet import REPLICAS_MAX
 from holdfast.spec.settings import about
 
 
-class Scale(CommandOptions, frozen=True):
-    """`holdfast scale`."""
-
-    key: Key = ""
-    replicas: Annotated[
-        int,
-        about("Number of HOT replicas.", positional=True, required=True, flag="REPLICAS", min=0, max=REPLICAS_MAX),
-    ] = 0
-    wait: Wait = False
-    timeout: Timeout = "10m"
-    json: Json = False
-    deployment: DeploymentOption = ""
-    store: StoreOption = ""
-
-    def run(self, env: Environment) -> int:
-        options = WaitOptions(self.wait, seconds("--timeout", self.timeout), self.json)
-        return answered(self._scale(where(self.store, env), env, options))
-
-    async def _scale(self, url: str, env: Environment, options: WaitOptions) -> int:
-        async with fleet_at(url, self.deployment, env) as fleet:
-            fleet.observed.check(self.key)
-            desired = await fleet.ask(self.key, scale_to(self.key, self.replicas))
-            assert desired is not None, "scaling does not remove a model"
-            told = f"model {self.key}: {self.replicas} desired"
-            if desired.scaling is not None:
-                told += "; autoscaling may change that"
-            return await end(fleet, self.key, desired, told, options)
+async def scale_model(
+    key: str, replicas: int, url: str, deployment: str, env: Environment, options: WaitOptions
+) -> int:
+    """Set the number of HOT replicas of a fleet's model; return the command's exit status."""
+    async with fleet_at(url, deployment, env) as fleet:
+        fleet.observed.check(key)
+        desired = await fleet.ask(key, scale_to(key, replicas))
+        assert desired is not None, "scaling does not remove a model"
+        told = f"model {key}: {replicas} desired"
+        if desired.scaling is not None:
+            told += "; autoscaling may change that"
+        return await end(fleet, key, desired, told, options)
 
 
 class Evict(CommandOptions, frozen=True):
