@@ -8,10 +8,10 @@ state of each replica, which `move_replicas` decides. The actions are the differ
 is used once, so a start of one that is there is already done.
 
 A revision whose new sets prove to be bad is undone, once: everything goes back to the revision that was last in place,
-by the same rules, but with the counts that hold now. Bad is a new replica that can never serve (its card is refused,
-its canary fails, its settings are invalid), that crashes again and again, or makes no progress until its deadline; a
-new set that no device here could hold; and one of whose requests too many fail while others' do not (`trial.py`). A
-failure in a set that was in place before is not the revision's fault, and undoes nothing.
+by the same rules. Bad is a new replica that can never serve (its card is refused, its canary fails, its settings are
+invalid), that crashes again and again, or makes no progress until its deadline; a new set that no device here could
+hold; and one of whose requests too many fail while others' do not (`trial.py`). A failure in a set that was in place
+before is not the revision's fault, and undoes nothing.
 A revision without a way back, or whose undo itself takes too long, is stuck, and says so; work on it continues, and it
 ends well whenever it can. A newer revision takes over at any time: what is there then belongs to it, or is old.
 
@@ -788,33 +788,7 @@ class _Step:
         if desired.number == state.target.number == state.desired_number and desired.sets == state.target.sets:
             stable = desired if state.stable is not None and state.stable.number == desired.number else state.stable
             state = structs.replace(state, target=desired, stable=stable)
-        elif state.undone and desired.number == state.desired_number:
-            state = structs.replace(state, target=self._way_back(state.target))
         self._set_state(state)
-
-    def _way_back(self, back: Revision) -> Revision:
-        """Return the revision that an undo goes back to, with the counts that hold now. More than it had only as far
-        as there is room: for want of that no undo takes for ever."""
-        parts = dict(back.parts)
-        for service in parts.keys() & self.observation.desired.parts.keys():
-            had = self._counts_before(service)
-            count = self.observation.desired.parts[service].replicas
-            if count > had and service in self.observation.room:
-                fits = self._seen_of(service, parts[service].set_id) + self.observation.room[service]
-                count = min(count, max(had, fits))
-            parts[service] = structs.replace(parts[service], replicas=count)
-        return structs.replace(back, parts=parts)
-
-    def _seen_of(self, service: str, set_id: str) -> int:
-        """Return how many replicas of a set are there, whatever is desired of them."""
-        gone = (ReplicaStage.ABSENT, ReplicaStage.LEAVING)
-        there = [one for one in self.observation.replicas.values() if one.stage not in gone]
-        return sum((one.service, one.set_id) == (service, set_id) for one in there)
-
-    def _counts_before(self, service: str) -> int:
-        """Return how many replicas a service had when its revision was last in place."""
-        stable = self.state.stable
-        return stable.parts[service].replicas if stable is not None and service in stable.parts else 0
 
     # -- how it goes
 
@@ -971,8 +945,7 @@ class _Step:
         assert back is not None, "only what can be undone is"
         bad = state.target.number
         self.actions.append(LogLine(f"revision {bad} is undone: {why}; going back to revision {back.number}"))
-        target = self._way_back(back)
-        changed = {"phase": RolloutPhase.UNDOING, "target": target, "undone": bad, "why": why, "stuck": ""}
+        changed = {"phase": RolloutPhase.UNDOING, "target": back, "undone": bad, "why": why, "stuck": ""}
         self._set_state(structs.replace(state, **changed, progress={}, trials={}))
 
     def become_stuck(self, why: str) -> None:

@@ -199,7 +199,7 @@ class Undo(CommandOptions, frozen=True):
             seen = carried(book, self.name)
             if seen.wanted.deleted:
                 raise UserError(f"{seen.name} is being deleted")
-            last = seen.wanted.change
+            last = seen.wanted.change if not seen.memory.undone else None
             if last is not None and not self.to_revision and last.kind == ChangeKind.COUNTS:
                 change, told = scaled_to(seen.name, last.before, seen.wanted.counts, "undo"), _told_counts(last)
             else:
@@ -217,7 +217,7 @@ class Undo(CommandOptions, frozen=True):
         """Return the change to an earlier revision, and what that is, in words."""
         # The supervisor may not have read the newest revision yet.
         memory = replace(seen.memory, desired_number=seen.wanted.revision)
-        last = seen.wanted.change
+        last = seen.wanted.change if not memory.undone else None
         if last is not None and not self.to_revision and last.kind != ChangeKind.REVISION:
             what = f"the last change ({last.cause}) replaced no replica: it changed only how replicas are replaced"
             raise UserError(f"{what}; apply the earlier manifest, or name a revision with --to-revision")

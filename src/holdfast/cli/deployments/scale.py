@@ -92,7 +92,10 @@ class Scale(CommandOptions, frozen=True):
         manifest = check(seen.wanted.manifest.encode()).manifest
         if manifest is None:
             raise UserError(f"the manifest of {seen.name} cannot be read by this version; apply one that can")
-        service = _service_of(manifest, service)
+        service, undone = _service_of(manifest, service), seen.memory.undone
+        if undone == seen.wanted.revision:
+            mend = "apply a manifest, or name a revision with `holdfast rollout undo --to-revision`, and scale that"
+            raise UserError(f"revision {undone} of {seen.name} was undone, and its counts with it; {mend}")
         _check_count(manifest, service, self.replicas)
         counts = {one: settings.replicas for one, settings in manifest.spec.services.items()}
         before = (counts | seen.wanted.scaled)[service]
